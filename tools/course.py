@@ -27,14 +27,16 @@ def repository() -> tuple[str, str]:
 
 @cache
 def pages() -> tuple[Path, ...]:
-    """All files that `_toc.yml` lists, in the order of the book; a listed file that is not there is an error."""
+    """All files that `_toc.yml` lists, in the order of the book; each must be there."""
 
     def entries(node: Any) -> list[str]:
         if isinstance(node, list):
             return [name for child in node for name in entries(child)]
         if isinstance(node, dict):
             own = [node[key] for key in ("root", "file") if key in node]
-            return own + [name for value in node.values() if isinstance(value, list) for name in entries(value)]
+            return own + [
+                name for value in node.values() if isinstance(value, list) for name in entries(value)
+            ]
         return []
 
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
