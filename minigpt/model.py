@@ -124,7 +124,7 @@ def _check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
     if mask is None:
         if q.shape[-2] > k.shape[-2]:
             raise ValueError(
-                f"q: got {q.shape[-2]} queries for {k.shape[-2]} keys; causal queries are the last of the keys"
+                f"q: got {q.shape[-2]} queries for {k.shape[-2]} keys; queries are the last of the keys"
             )
         return
     if mask.dtype is not torch.bool:
