@@ -101,6 +101,7 @@ def _check_layer_norm(x: Array, gamma: Array, beta: Array | None) -> None:
 
 def relu(x: Array) -> Array:
     """max(x, 0), number by number."""
+    _floating(x=x)
     return np.maximum(x, 0)
 
 
@@ -109,11 +110,13 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])  # NumPy itself has no erf
 
 def gelu(x: Array) -> Array:
     """x times the probability that a standard normal number lies below x (Hendrycks and Gimpel 2016)."""
+    _floating(x=x)
     return (x * 0.5 * (1 + _erf(x / math.sqrt(2)))).astype(x.dtype)
 
 
 def gelu_tanh(x: Array) -> Array:
     """The approximation of `gelu` by tanh (Hendrycks and Gimpel 2016, section 2), used by GPT-2."""
+    _floating(x=x)
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -152,6 +155,8 @@ def softmax(scores: Array) -> Array:
     A score of -inf gets the weight 0; a row of nothing but -inf gets zeros. NaN and +inf are refused.
     """
     _floating(scores=scores)
+    if scores.ndim == 0 or scores.shape[-1] == 0:
+        raise ValueError(f"scores: got shape {list(scores.shape)}; the last axis must not be empty")
     if np.isnan(scores).any() or np.isposinf(scores).any():
         raise ValueError("scores: got NaN or +inf, which have no softmax; -inf is allowed and means masked")
     top = scores.max(axis=-1, keepdims=True)  # [..., 1]
@@ -209,6 +214,9 @@ def _check_mask(mask: object, shape: tuple[int, ...]) -> None:
 
 def split_heads(x: Array, n_head: int) -> Array:
     """[..., T, C] -> [..., H, T, d]: head h takes columns h*d to (h+1)*d."""
+    _floating(x=x)
+    if x.ndim < 2:
+        raise ValueError(f"x: got shape {list(x.shape)}, expected [..., T, C]")
     C = x.shape[-1]
     if n_head < 1 or C % n_head != 0:
         raise ValueError(f"n_head: got {n_head} for width C = {C}; it must be at least 1 and divide C")
@@ -217,6 +225,9 @@ def split_heads(x: Array, n_head: int) -> Array:
 
 def merge_heads(x: Array) -> Array:
     """[..., H, T, d] -> [..., T, C]: the inverse of `split_heads`."""
+    _floating(x=x)
+    if x.ndim < 3:
+        raise ValueError(f"x: got shape {list(x.shape)}, expected [..., H, T, d]")
     x = x.swapaxes(-3, -2)  # [..., T, H, d]
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 

@@ -157,6 +157,8 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
+        if self.mask.shape[-1] < T:
+            raise ValueError(f"x: got T = {T} positions, expected at most block_size = {self.mask.shape[-1]}")
         H, d = self.n_head, C // self.n_head
         q, k, v = self.c_attn(x).split(C, dim=2)  # three times [B, T, C]
         q = q.view(B, T, H, d).transpose(1, 2)  # [B, H, T, d]
@@ -238,7 +240,8 @@ class Block(nn.Module):
 
     def load_arrays(self, weights: Mapping[str, Any]) -> Block:
         """Copy in the weights of `minigpt.array.block`; nn.Linear keeps each matrix as [out, in]."""
-        state = {theirs: torch.as_tensor(weights[ours]) for theirs, ours in ARRAY_NAMES.items()}
+        dtype = self.ln_1.weight.dtype  # of lists, torch would make float32 and drop digits
+        state = {theirs: torch.as_tensor(weights[ours], dtype=dtype) for theirs, ours in ARRAY_NAMES.items()}
         self.load_state_dict({name: value.T if value.ndim == 2 else value for name, value in state.items()})
         return self
 

@@ -21,6 +21,8 @@ def linear(x: Vector, weight: Matrix, bias: Vector | None = None) -> list[float]
     """One row times a matrix, plus the bias: x [n_in], weight [n_in][n_out], bias [n_out] -> [n_out]."""
     if len(x) != len(weight):
         raise ValueError(f"x: got {len(x)} numbers for a weight with {len(weight)} rows; they must be equal")
+    if bias is not None and len(bias) != len(weight[0]):
+        raise ValueError(f"bias: got {len(bias)} numbers, expected {len(weight[0])}, one for each column")
     out = []
     for j in range(len(weight[0])):
         total = 0.0 if bias is None else bias[j]
@@ -88,6 +90,8 @@ def attention(q: Matrix, k: Matrix, v: Matrix, causal: bool = True) -> tuple[Row
     and no later one.
     """
     d = len(q[0])
+    if len(k[0]) != d:
+        raise ValueError(f"k: got width {len(k[0])} for q of width {d}; they must be equal")
     output, weights = [], []
     for i in range(len(q)):
         scores = []

@@ -55,20 +55,20 @@ def show_error(kind: type[Exception]) -> Iterator[None]:
 
 
 def figure_style() -> None:
-    """Draw the figures of a notebook as SVG, transparent, in greys that read on white and on black."""
+    """Draw the figures of a notebook as SVG on white paper, which reads in a light page and in a dark one."""
     import matplotlib as mpl
     from cycler import cycler
     from matplotlib_inline.backend_inline import set_matplotlib_formats
 
     set_matplotlib_formats("svg")
-    grey = "#808080"
-    colours = ["#2f81d6", "#d9730d", "#2a9d63", "#b455c6", "#c4a000"]
+    grey = "#555555"
+    colours = ["#1f6fbf", "#b85c00", "#1f7a4d", "#9440a8", "#7a6400"]
     mpl.rcParams.update(
         {
             "figure.figsize": (6.4, 3.6),
-            "figure.facecolor": "none",
-            "axes.facecolor": "none",
-            "savefig.facecolor": "none",
+            "figure.facecolor": "white",
+            "axes.facecolor": "white",
+            "savefig.facecolor": "white",
             "axes.edgecolor": grey,
             "axes.labelcolor": grey,
             "axes.titlecolor": grey,
@@ -85,7 +85,6 @@ def figure_style() -> None:
             "font.size": 11,
             "lines.linewidth": 2,
             "svg.fonttype": "none",  # text stays text: small files, and readable to a screen reader
-            "svg.hashsalt": "minigpt",  # the same picture gives the same file
         }
     )
 
@@ -93,6 +92,8 @@ def figure_style() -> None:
 def _as_array(label: str, value: Any) -> tuple[np.ndarray, str, float]:
     """The value as an array, the name of its dtype, and the rounding step of that dtype."""
     if isinstance(value, torch.Tensor):
+        if value.is_complex():
+            raise TypeError(f"{label}: got a tensor of {value.dtype}, expected real numbers")
         kept = value.detach().cpu()
         eps = torch.finfo(kept.dtype).eps if kept.dtype.is_floating_point else 0.0
         wide = kept.float() if kept.dtype is torch.bfloat16 else kept
@@ -100,7 +101,7 @@ def _as_array(label: str, value: Any) -> tuple[np.ndarray, str, float]:
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{label}: got {type(value).__name__} of dtype {array.dtype}, expected real numbers")
-    plain = isinstance(value, bool | int | float | list | tuple)
+    plain = isinstance(value, bool | int | float | list | tuple) and not isinstance(value, np.generic)
     name = (
         {"f": "float", "i": "int", "u": "int", "b": "bool"}[array.dtype.kind] if plain else str(array.dtype)
     )

@@ -1,12 +1,14 @@
 """The first code cell of every chapter and exercise, with the address of the repository filled in.
 
-`python -m tools.setup_cell` writes it into each chapter; a test compares. It works in a clone, in Colab,
+`python -m tools.setup_cell [chapter.md ...]` writes it into each chapter; a test compares. It works in a clone, in Colab,
 and in a plain folder that holds the notebook and the package's wheel.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 from tools import course
 
@@ -41,7 +43,7 @@ def cell() -> str:
 
 def main() -> None:
     pattern = re.compile(r"^```\{code-cell\}[^\n]*\n:tags: \[setup,.*?^```\n", re.MULTILINE | re.DOTALL)
-    for chapter in course.chapters():
+    for chapter in [Path(name).resolve() for name in sys.argv[1:]] or course.chapters():
         old = chapter.read_text(encoding="utf-8")
         new, count = pattern.subn(lambda _: cell(), old, count=1)
         if count == 0:
