@@ -42,18 +42,18 @@ class GPTConfig:
     flash: bool = True  # True: torch's fused attention; False: the steps written out
 
     def __post_init__(self) -> None:
-        if self.n_hidden is None:
-            object.__setattr__(self, "n_hidden", 4 * self.n_embd)
         for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_hidden"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if value is None and name == "n_hidden":
+                continue
+            if type(value) is not int or value < 1:
                 raise ValueError(f"{name}: got {value!r}, expected a whole number of at least 1")
         if self.n_embd % self.n_head != 0:
             raise ValueError(f"n_head: got {self.n_head}, which does not divide n_embd = {self.n_embd}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: got {self.dropout}, expected 0 <= dropout < 1")
-        if not self.eps > 0:
-            raise ValueError(f"eps: got {self.eps}, expected a number above 0")
+        if not 0 < self.eps < math.inf:
+            raise ValueError(f"eps: got {self.eps}, expected a finite number above 0")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation: got {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
         if self.norm_order not in ("pre", "post"):
@@ -175,9 +175,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        assert config.n_hidden is not None
-        self.c_fc = nn.Linear(config.n_embd, config.n_hidden, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_hidden, config.n_embd, bias=config.bias)
+        C, F = config.n_embd, config.n_hidden or 4 * config.n_embd
+        self.c_fc = nn.Linear(C, F, bias=config.bias)
+        self.c_proj = nn.Linear(F, C, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = config.dropout
 
@@ -291,8 +291,8 @@ class MiniGPT(nn.Module):
 
         The target of position t is the id at t + 1 of the text. A target of -1 is not counted.
         """
-        self._check_ids(ids)
-        B, T = ids.shape
+        self._check_ids(ids, targets)
+        T = ids.shape[1]
         x = self.wte(ids) + self.wpe(torch.arange(T, device=ids.device))  # [B, T, C] + [T, C]
         x = F.dropout(x, self.config.dropout, self.training)
         for block in self.h:
@@ -300,25 +300,30 @@ class MiniGPT(nn.Module):
         logits = self.lm_head(self.ln_f(x))  # [B, T, V]
         if targets is None:
             return logits, None
-        if targets.shape != ids.shape:
-            raise ValueError(f"targets: got shape {list(targets.shape)}, expected {[B, T]}, the shape of ids")
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
-    def _check_ids(self, ids: Tensor) -> None:
-        if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"ids: got shape {list(ids.shape)} of {ids.dtype}, expected [B, T] of torch.int64"
-            )
-        T, V = ids.shape[1], self.config.vocab_size
-        if not 1 <= T <= self.config.block_size:
-            raise ValueError(
-                f"ids: got T = {T} positions, expected 1 to block_size = {self.config.block_size}"
-            )
-        if torch.compiler.is_compiling():
-            return  # looking at the values would break the graph
-        low, high = ids.aminmax()
-        if low < 0 or high >= V:
-            raise ValueError(f"ids: got values from {int(low)} to {int(high)}, expected 0 to {V - 1}")
+    def _check_ids(self, ids: Tensor, targets: Tensor | None) -> None:
+        T_max, V = self.config.block_size, self.config.vocab_size
+        for name, value, low in (("ids", ids, 0), ("targets", targets, -1)):
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{name}: got {type(value).__name__}, expected a tensor [B, T] of torch.int64"
+                )
+            shape = list(value.shape)
+            if len(shape) != 2 or shape[0] < 1 or value.dtype is not torch.int64:
+                raise TypeError(f"{name}: got shape {shape} of {value.dtype}, expected [B, T] of torch.int64")
+            if not 1 <= shape[1] <= T_max:
+                raise ValueError(f"{name}: got T = {shape[1]} positions, expected 1 to block_size = {T_max}")
+            if torch.compiler.is_compiling():
+                continue  # looking at the values would break the graph
+            least, most = (int(bound) for bound in value.aminmax())
+            if least < low or most >= V:
+                raise ValueError(f"{name}: got values from {least} to {most}, expected {low} to {V - 1}")
+        if targets is not None and targets.shape != ids.shape:
+            shapes = list(targets.shape), list(ids.shape)
+            raise ValueError(f"targets: got shape {shapes[0]}, expected {shapes[1]}, the shape of ids")
 
     def crop(self, block_size: int) -> None:
         """Keep only the first block_size positions, in place."""

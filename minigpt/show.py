@@ -98,7 +98,10 @@ def _as_array(label: str, value: Any) -> tuple[np.ndarray, str, float]:
         eps = torch.finfo(kept.dtype).eps if kept.dtype.is_floating_point else 0.0
         wide = kept.float() if kept.dtype is torch.bfloat16 else kept
         return wide.numpy(), str(value.dtype), eps
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TypeError(f"{label}: got lists of different lengths, expected an array of numbers") from error
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{label}: got {type(value).__name__} of dtype {array.dtype}, expected real numbers")
     plain = isinstance(value, bool | int | float | list | tuple) and not isinstance(value, np.generic)
@@ -119,6 +122,8 @@ def _check_printable(label: str, array: np.ndarray, eps: float, decimals: int, a
         )
     numbers = array[finite].astype(np.float64)
     slack = GUARD * eps * np.maximum(np.abs(numbers), 1.0) * 10.0**decimals
+    if (slack >= 0.5).any():
+        raise ValueError(f"{label}: this dtype is too coarse for {decimals} decimals; print fewer")
     from_tie = np.abs(np.abs(numbers) * 10.0**decimals % 1 - 0.5)
     if (close := from_tie <= slack).any():
         number = numbers[close][0]

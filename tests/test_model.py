@@ -395,7 +395,9 @@ def test_dropout_is_off_in_evaluation(flash: bool) -> None:
         ({"dropout": 1.0}, "dropout: got 1.0, expected 0 <= dropout < 1"),
         ({"dropout": -0.1}, "dropout: got -0.1"),
         ({"dropout": math.nan}, "dropout: got nan"),
-        ({"eps": 0.0}, "eps: got 0.0, expected a number above 0"),
+        ({"eps": 0.0}, "eps: got 0.0, expected a finite number above 0"),
+        ({"eps": math.inf}, "eps: got inf"),
+        ({"n_layer": True}, "n_layer: got True"),
         ({"eps": -1e-5}, "eps: got -1e-05"),
         ({"eps": math.nan}, "eps: got nan"),
         ({"activation": "swish"}, "activation: got 'swish', expected one of gelu, gelu_tanh, relu"),
@@ -413,7 +415,8 @@ def test_config_reaches_every_part() -> None:
     assert {module.eps for module in made.modules() if isinstance(module, LayerNorm)} == {0.25}
     assert {block.mlp.c_fc.out_features for block in made.h} == {5}
     assert {(block.norm_order, block.attn.flash) for block in made.h} == {("post", False)}
-    assert GPTConfig().n_hidden == 4 * 768
+    wider = replace(replace(SMALL, n_hidden=None), n_embd=16)  # F follows C where it is not given
+    assert MiniGPT(wider).h[0].mlp.c_fc.out_features == 64
 
 
 # ---------------------------------------------------------------- MiniGPT
@@ -550,6 +553,25 @@ def test_crop_keeps_the_first_positions() -> None:
 def test_ids_out_of_range_are_named(ids: torch.Tensor, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match="^" + re.escape(words)):
         gpt()(ids)
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "words"),
+    [
+        ([[0, 1, 2, 3]], TypeError, "targets: got list"),
+        (torch.zeros(1, 4).int(), TypeError, "targets: got shape [1, 4] of torch.int32"),
+        (torch.tensor([[0, 1, 2, 11]]), ValueError, "targets: got values from 0 to 11, expected -1 to 10"),
+        (torch.tensor([[0, 1, -2, 3]]), ValueError, "targets: got values from -2 to 3, expected -1 to 10"),
+    ],
+)
+def test_targets_out_of_range_are_named(targets: torch.Tensor, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match="^" + re.escape(words)):
+        gpt()(torch.zeros(1, 4).long(), targets)
+
+
+def test_a_batch_without_sequences_is_refused() -> None:
+    with pytest.raises(TypeError, match=re.escape("ids: got shape [0, 4]")):
+        gpt()(torch.zeros(0, 4).long())
 
 
 def test_targets_have_the_shape_of_ids() -> None:

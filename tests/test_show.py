@@ -192,3 +192,13 @@ def test_show_error(capsys: pytest.CaptureFixture[str]) -> None:
         pass
     with pytest.raises(TypeError, match="other"), show_error(ValueError):
         raise TypeError("other")
+
+
+def test_float32_with_six_decimals_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="x: this dtype is too coarse for 6 decimals"):
+        show("x", np.float32(1.0))
+
+
+def test_lists_of_different_lengths_are_named() -> None:
+    with pytest.raises(TypeError, match="x: got lists of different lengths"):
+        show("x", [[1.0, 2.0], [3.0]])

@@ -1,7 +1,7 @@
 """The first code cell of every chapter and exercise, with the address of the repository filled in.
 
-`python -m tools.setup_cell [chapter.md ...]` writes it into each chapter; a test compares. It works in a clone, in Colab,
-and in a plain folder that holds the notebook and the package's wheel.
+`python -m tools.setup_cell [chapter.md ...]` writes it into each chapter; the gate compares. It works in a
+clone, in Colab, and in a plain folder that holds the notebook and the package's wheel.
 """
 
 from __future__ import annotations
