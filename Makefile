@@ -10,6 +10,7 @@ PYTHON ?= python3
 PORT ?= 8000
 CHAPTER ?=
 FORCE ?=
+FRESH ?=
 export VENV PYTHON
 
 PY := "$(VENV)/bin/python"
@@ -32,8 +33,8 @@ env: ## set up the environment, exactly as requirements.txt says
 libraries: env ## fetch the browser libraries of the site
 	@$(PY) -m tools.browser_libraries
 
-record: env ## execute and record all chapters, or one: CHAPTER=book/03_layernorm.md
-	@$(PY) -m tools.record $(CHAPTER)
+record: env ## execute and record all chapters, or one: CHAPTER=book/03_layernorm.md (FRESH=1: uncompared outputs too)
+	@$(PY) -m tools.record $(if $(FRESH),--fresh) $(CHAPTER)
 
 text: env ## bring the Markdown of the recorded runs up to date
 	@$(PY) -m tools.twin

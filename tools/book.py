@@ -1,6 +1,7 @@
 """`make book`: the steps from the chapters to the site, in one process; what has not changed is skipped.
 
-In CI (`CI=true`) a stale recorded run is an error; elsewhere the step `text` brings its Markdown up to date.
+In CI (`CI=true`) a stale recorded run or page of mechanisms is an error; elsewhere the steps `text` and
+`index` bring them up to date.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ STEPS = {
     "text": ("tools.twin", "Markdown of the recorded runs"),
     "gate": ("tools.gate", "every recorded run complete"),
     "values": ("tools.values", "every recorded value compared"),
+    "index": ("tools.mechanisms", "the page of all mechanisms"),
     "prose": ("tools.prose_numbers", "every number of the prose backed"),
     "site": ("tools.site", "the site"),
 }
 
+WRITES = ("text", "index")  # steps that bring files up to date; in CI they only compare
+
 
 def arguments(step: str) -> list[str]:
-    return ["--check"] if step == "text" and os.environ.get("CI") else []
+    return ["--check"] if step in WRITES and os.environ.get("CI") else []
 
 
 def key(step: str, tree: str) -> str:
@@ -65,7 +69,7 @@ def main() -> None:
             stamp.clear(step)
             run(step)
             after = stamp.digest(stamp.tree())
-            if after == tree or step == "text":  # a file edited meanwhile was perhaps not seen
+            if after == tree or step in WRITES:  # a file edited meanwhile was perhaps not seen
                 stamp.set_passed(step, key(step, after))
             tree = after
         seconds[step] = time.perf_counter() - start

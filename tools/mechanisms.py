@@ -83,6 +83,8 @@ def verified() -> dict[str, list[str]]:
     from tools import gate
 
     found: dict[str, list[str]] = {}
+    if not course.twin(CHECKED).is_file():
+        return found
     for cell in gate.code_cells(course.twin(CHECKED)):
         for output in cell["outputs"]:
             for line in gate.text_of(output.get("text", "")).splitlines():
@@ -99,15 +101,19 @@ def slug(heading: str) -> str:
     return str(default_slugify(re.sub(r"[$`*]", "", heading)))
 
 
+def label(chapter: Path) -> str:
+    """How the page names a chapter: by its number, if it has one."""
+    number = chapter.stem[:2]
+    return f"{int(number)}." if number.isdigit() else f"{chapter.stem}:"
+
+
 def page() -> str:
     """The text of the page."""
     cells: dict[str, list[Shown]] = {}
     for name, place in shown():
         cells.setdefault(name, []).append(place)
     if missing := sorted(mechanisms().keys() - cells.keys()):
-        raise SystemExit(
-            f"no code cell of a chapter has the tag {', '.join(missing)}; see tools/mechanisms.yml"
-        )
+        raise SystemExit(f"tools/mechanisms.yml: no code cell has the tag {', '.join(missing)}")
     lines = verified()
     text, part = [HEAD], ""
     for name, mechanism in mechanisms().items():
@@ -121,7 +127,7 @@ def page() -> str:
         links = []
         for (chapter, heading), numbers in places.items():
             count = f", cell{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""
-            links.append(f"[{chapter.stem[:2]} {heading}]({chapter.name}#{slug(heading)}){count}")
+            links.append(f"[{label(chapter)} {heading}]({chapter.name}#{slug(heading)}){count}")
         checks = "; ".join(lines.get(name, ["—"]))
         text.append(f"| **{name}** {mechanism.title} | {'; '.join(links)} | {checks} |")
     return "\n".join(text) + "\n"

@@ -1,7 +1,8 @@
 """Execute chapters and write their recorded runs, the same bytes for the same results.
 
-`python -m tools.record [chapter.md ...]`, all chapters by default. A cell that raises stops everything, and
-the old recorded run stays.
+`python -m tools.record [--fresh] [chapter.md ...]`, all chapters by default. A cell that raises stops
+everything, and the old recorded run stays. Outputs that are not compared (times, device names) differ on
+every run, so the recorded ones are kept as long as their cell is the same; `--fresh` takes new ones.
 """
 
 from __future__ import annotations
@@ -112,11 +113,30 @@ def run(chapter: Path) -> Any:
     return notebook
 
 
-def record(chapter: Path) -> bool:
+def keep_uncompared(notebook: Any, old: Path) -> None:
+    """Keep the recorded output of each unchanged cell that is not compared: it would differ on every run."""
+    import nbformat
+
+    from tools.gate import IGNORE
+
+    if not old.is_file():
+        return
+    before = {
+        cell.source: cell for cell in nbformat.read(old, as_version=4).cells if cell.cell_type == "code"
+    }
+    for cell in notebook.cells:
+        same = before.get(cell.source)
+        if same and same.outputs and IGNORE in cell.metadata.get("tags", []):
+            cell.outputs = same.outputs
+
+
+def record(chapter: Path, fresh: bool) -> bool:
     """Write the recorded run of a chapter; return whether it changed."""
     import nbformat
 
     notebook = run(chapter)
+    if not fresh:
+        keep_uncompared(notebook, course.twin(chapter))
     state = notebook.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
     renamed = nbformat.reads(rename_widgets(json.dumps(notebook), state, chapter.stem), as_version=4)
     return stamp.write(course.twin(chapter), twin.text_of(renamed).encode())
@@ -125,7 +145,8 @@ def record(chapter: Path) -> bool:
 def main(arguments: list[str]) -> None:
     known = {path.resolve(): path for path in course.chapters()}
     chapters = []
-    for name in arguments:
+    fresh = "--fresh" in arguments
+    for name in (argument for argument in arguments if argument != "--fresh"):
         path = Path(name).resolve()
         if path not in known:
             allowed = ", ".join(course.short(chapter) for chapter in known.values())
@@ -136,7 +157,7 @@ def main(arguments: list[str]) -> None:
         print(f"[{number}/{len(chapters)}] {course.short(chapter)} ...", end=" ", flush=True)
         start = time.perf_counter()
         try:
-            changed = record(chapter)
+            changed = record(chapter, fresh)
         except myst.SourceError as error:
             raise SystemExit(f"\n{error}") from None
         seconds = time.perf_counter() - start
