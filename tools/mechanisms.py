@@ -98,7 +98,7 @@ def slug(heading: str) -> str:
     """The anchor that MyST gives to a heading."""
     from myst_parser.mdit_to_docutils.base import default_slugify
 
-    return str(default_slugify(re.sub(r"[$`*]", "", heading)))
+    return str(default_slugify(re.sub(r"\$[^$]*\$|[`*]", "", heading)))  # formulas do not count
 
 
 def label(chapter: Path) -> str:
