@@ -54,9 +54,10 @@ site: libraries ## build the site from the recorded runs
 book: env ## libraries, text, gate, values, prose and site in one go
 	@$(PY) -m tools.book
 
-lint: env ## ruff and mypy
+lint: env ## ruff and mypy, on the code cells of the pages as well
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --check --quiet .
+	@$(PY) -m tools.format_cells --check
 	@$(PY) -m mypy --no-error-summary
 
 pytest: libraries
