@@ -18,8 +18,8 @@ export PYTHONPATH := $(CURDIR)
 export PYTHONHASHSEED := 0
 unexport MPLBACKEND
 
-.PHONY: help env libraries record text gate values prose site book lint pytest test serve bench wheel \
-	wheel-check clean distclean
+.PHONY: help env libraries record text exercises gate values prose site book lint pytest test serve bench wheel \
+	wheel-check colab-check clean distclean
 
 help: ## list the targets
 	@echo 'make book and make test are all that is needed. Everything:'
@@ -38,6 +38,9 @@ record: env ## execute and record all chapters, or one: CHAPTER=book/03_layernor
 
 text: env ## bring the Markdown of the recorded runs up to date
 	@$(PY) -m tools.twin
+
+exercises: env ## write the exercise notebooks from the solutions
+	@$(PY) -m tools.exercises
 
 gate: env ## check that every recorded run is complete
 	@$(PY) -m tools.gate
@@ -81,6 +84,9 @@ wheel: env ## build the wheel of the package minigpt into dist/
 
 wheel-check: wheel ## install the wheel beside numpy 2.1.3 and torch, and see that it changes neither (1 GB)
 	@bash tools/wheel_check.sh
+
+colab-check: wheel ## run all exercises and solutions with Colab's versions, from the wheel (1 GB)
+	@$(PY) -m tools.colab_check
 
 clean: ## remove what was built, not the environment
 	rm -rf _build vendor build dist minigpt_course.egg-info

@@ -190,6 +190,23 @@ def write_figures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         node.replace_self(nodes.raw("", markup, format="html"))
 
 
+# ---------------------------------------------------------------- exercises
+
+
+def link_pages(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """In an exercise notebook links to pages go to the repository, for Colab; on the site, to the page."""
+    if not docname.startswith("exercises/"):
+        return
+    url, branch = course.repository()
+    start = f"{url}/blob/{branch}/"
+    for node in doctree.findall(nodes.reference):
+        target, _, anchor = node.get("refuri", "").partition("#")
+        page = re.sub(r"\.(ipynb|md)$", "", target.removeprefix(start))
+        if target.startswith(start) and page in app.env.found_docs:
+            node["refuri"] = app.builder.get_relative_uri(docname, page) + (f"#{anchor}" if anchor else "")
+            node["internal"] = True
+
+
 # ---------------------------------------------------------------- mathematics
 
 
@@ -345,6 +362,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("env-updated", name_labels)
     app.connect("doctree-resolved", write_folds)
     app.connect("doctree-resolved", write_figures)
+    app.connect("doctree-resolved", link_pages)
     app.connect("html-page-context", trim_page, priority=900)
     app.connect("build-finished", finish, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

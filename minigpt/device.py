@@ -10,12 +10,16 @@ import torch
 
 def available() -> list[str]:
     """The kinds of device that this machine and this torch offer, the fastest first."""
-    kinds = [("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available()), ("cpu", True)]
+    kinds = [
+        ("cuda", torch.cuda.is_available()),
+        ("mps", torch.backends.mps.is_available()),
+        ("cpu", True),
+    ]
     return [name for name, there in kinds if there]
 
 
 def pick(name: str | None = None) -> torch.device:
-    """The device of that name, or the fastest one if no name is given; ValueError if it is not there."""
+    """The device of that name, or the fastest one; ValueError if it is not there."""
     offered = available()
     if name is None:
         return torch.device(offered[0])
@@ -24,9 +28,14 @@ def pick(name: str | None = None) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in offered:
-        raise ValueError(f"device: got {name!r}, this machine offers {', '.join(offered)}")
+        raise ValueError(
+            f"device: got {name!r}, this machine offers {', '.join(offered)}"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device: got {name!r}, this machine has {torch.cuda.device_count()} CUDA devices")
+        raise ValueError(
+            f"device: got {name!r}, "
+            f"this machine has {torch.cuda.device_count()} CUDA devices"
+        )
     return device
 
 
@@ -38,5 +47,10 @@ def widest_float(device: torch.device) -> torch.dtype:
 def describe() -> str:
     """One line about this machine."""
     device = pick()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return f"device {device.type} ({name}), torch {torch.__version__}, NumPy {np.__version__}"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine()
+    )
+    versions = f"torch {torch.__version__}, NumPy {np.__version__}"
+    return f"device {device.type} ({name}), {versions}"

@@ -1,4 +1,6 @@
-"""The given numbers of the worked example: three tokens, width 2, two heads, hidden width 3.
+"""The given numbers of the worked example.
+
+Three tokens, width 2, two heads, hidden width 3.
 
 Plain lists, so that each of the three computations starts from the same digits.
 """
@@ -21,7 +23,10 @@ EPS = 1e-5
 WEIGHTS: dict[str, Any] = {
     "gamma1": [1.0, 1.0],
     "beta1": [0.0, 0.0],
-    "w_qkv": [[1.0, 0.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]],  # identity three times [2, 6]
+    "w_qkv": [
+        [1.0, 0.0, 1.0, 0.0, 1.0, 0.0],
+        [0.0, 1.0, 0.0, 1.0, 0.0, 1.0],
+    ],  # identity three times [2, 6]
     "b_qkv": [0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
     "w_o": [[1.0, 1.0], [1.0, -1.0]],
     "b_o": [0.0, 0.0],
@@ -36,4 +41,6 @@ WEIGHTS: dict[str, Any] = {
 
 def arrays(dtype: type = np.float64) -> tuple[Array, dict[str, Array]]:
     """X [3, 2] and the weights as NumPy arrays."""
-    return np.array(X, dtype), {name: np.array(value, dtype) for name, value in WEIGHTS.items()}
+    return np.array(X, dtype), {
+        name: np.array(value, dtype) for name, value in WEIGHTS.items()
+    }

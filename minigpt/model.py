@@ -15,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from minigpt.cache import KVCache, LayerCache
+
 Record = dict[str, Tensor]  # the stages of a block, by name
 
 ACTIVATIONS = {
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # what GPT-2's weights were trained with
+    # what GPT-2's weights were trained with
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
 
@@ -42,22 +45,29 @@ class GPTConfig:
     flash: bool = True  # True: torch's fused attention; False: the steps written out
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_hidden"):
-            value = getattr(self, name)
-            if value is None and name == "n_hidden":
-                continue
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}: got {value!r}, expected a whole number of at least 1")
-        if self.n_embd % self.n_head != 0:
-            raise ValueError(f"n_head: got {self.n_head}, which does not divide n_embd = {self.n_embd}")
+        sizes = ["block_size", "vocab_size", "n_layer", "n_head", "n_embd"]
+        for name in sizes + ["n_hidden"] * (self.n_hidden is not None):
+            size = getattr(self, name)
+            if type(size) is not int or size < 1:
+                raise ValueError(
+                    f"{name}: got {size!r}, expected a whole number of at least 1"
+                )
+        C, H = self.n_embd, self.n_head
+        if C % H != 0:
+            raise ValueError(f"n_head: got {H}, which does not divide n_embd = {C}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: got {self.dropout}, expected 0 <= dropout < 1")
         if not 0 < self.eps < math.inf:
             raise ValueError(f"eps: got {self.eps}, expected a finite number above 0")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation: got {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
-        if self.norm_order not in ("pre", "post"):
-            raise ValueError(f"norm_order: got {self.norm_order!r}, expected 'pre' or 'post'")
+        known = {
+            "activation": (ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+            "norm_order": (("pre", "post"), "'pre' or 'post'"),
+        }
+        for name, (values, words) in known.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)!r}, expected {words}"
+                )
 
 
 class LayerNorm(nn.Module):
@@ -102,21 +112,25 @@ def attend(
     """
     _check_attend(q, k, v, mask)
     T_q, T_k = q.shape[-2], k.shape[-2]
-    if mask is None and flash and T_q == T_k:  # the one case for which is_causal is defined as meant here
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout_p)
+    fused = F.scaled_dot_product_attention
+    if mask is None and flash and T_q in (1, T_k):
+        # elsewhere is_causal would let query i see keys 0 to i; one query sees all
+        return fused(q, k, v, is_causal=T_q == T_k, dropout_p=dropout_p)
     if mask is None:
         mask = torch.ones(T_q, T_k, dtype=torch.bool, device=q.device).tril(T_k - T_q)
     readable = mask.any(dim=-1, keepdim=True)  # [..., T_q, 1]
-    mask = mask | ~readable  # a row of nothing would be 0/0: let it read all, and drop the result below
+    # A row of nothing would be 0/0: let it read all, and drop the result below.
+    mask = mask | ~readable
     if flash:
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
+        y = fused(q, k, v, attn_mask=mask, dropout_p=dropout_p)
     else:
         y = F.dropout(attention_weights(q, k, mask), dropout_p) @ v
     return y.masked_fill(~readable, 0.0)
 
 
 def _check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-    if q.shape[-1] != k.shape[-1] or q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1]:
+    same_width = q.shape[-1] == k.shape[-1]
+    if not same_width or q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
             f"k: got shapes q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; q and k must have one "
             "width, k and v one number of positions, all three the same leading axes"
@@ -128,7 +142,9 @@ def _check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
             )
         return
     if mask.dtype is not torch.bool:
-        raise TypeError(f"mask: got dtype {mask.dtype}, expected torch.bool, True where a query may read")
+        raise TypeError(
+            f"mask: got dtype {mask.dtype}, expected torch.bool, True where a query may read"
+        )
     shape = (*q.shape[:-1], k.shape[-2])
     lead = zip(reversed(mask.shape[:-2]), reversed(shape[:-2]), strict=False)
     fits = mask.ndim <= len(shape) and mask.shape[-2:] == shape[-2:]
@@ -139,7 +155,10 @@ def _check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
 
 
 class CausalSelfAttention(nn.Module):
-    """H causal heads side by side and the output projection: [B, T, C] -> [B, T, C]."""
+    """H causal heads side by side and the output projection: [B, T, C] -> [B, T, C].
+
+    With a cache, x holds the T positions after the P that are in the cache, and joins them there.
+    """
 
     mask: Tensor
 
@@ -151,21 +170,27 @@ class CausalSelfAttention(nn.Module):
         self.flash = config.flash
         self.c_attn = nn.Linear(C, 3 * C, bias=config.bias)  # Q, K and V in one product
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        triangle = torch.ones(T_max, T_max, dtype=torch.bool).tril().view(1, 1, T_max, T_max)
+        triangle = torch.ones(1, 1, T_max, T_max, dtype=torch.bool).tril()
         # A buffer moves with the device and is no parameter; not persistent, so absent from checkpoints.
         self.register_buffer("mask", triangle, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         B, T, C = x.shape
-        if self.mask.shape[-1] < T:
-            raise ValueError(f"x: got T = {T} positions, expected at most block_size = {self.mask.shape[-1]}")
+        T_k = T if cache is None else cache.length + T  # P + T
+        if T_k > self.mask.shape[-1]:
+            bound = f"at most block_size = {self.mask.shape[-1]}"
+            raise ValueError(f"x: got T = {T_k} positions, expected {bound}")
         H, d = self.n_head, C // self.n_head
         q, k, v = self.c_attn(x).split(C, dim=2)  # three times [B, T, C]
         q = q.view(B, T, H, d).transpose(1, 2)  # [B, H, T, d]
         k = k.view(B, T, H, d).transpose(1, 2)  # [B, H, T, d]
         v = v.view(B, T, H, d).transpose(1, 2)  # [B, H, T, d]
-        mask = None if self.flash else self.mask[:, :, :T, :T]  # None: causal, by the kernel's own rule
-        y = attend(q, k, v, mask, self.dropout if self.training else 0.0, self.flash)  # [B, H, T, d]
+        if cache is not None:
+            k, v = cache.append(k, v)  # [B, H, P + T, d]: the earlier positions first
+        # None: causal, by the kernel's own rule
+        mask = None if self.flash else self.mask[:, :, T_k - T : T_k, :T_k]
+        dropout = self.dropout if self.training else 0.0
+        y = attend(q, k, v, mask, dropout, self.flash)  # [B, H, T, d]
         y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side again
         return F.dropout(self.c_proj(y), self.dropout, self.training)
 
@@ -206,30 +231,31 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd, config.bias, config.eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         if self.norm_order == "pre":
-            x = residual(x, self.attn(self.ln_1(x)))
+            x = residual(x, self.attn(self.ln_1(x), cache))
             return residual(x, self.mlp(self.ln_2(x)))
-        x = self.ln_1(residual(x, self.attn(x)))
+        x = self.ln_1(residual(x, self.attn(x, cache)))
         return self.ln_2(residual(x, self.mlp(x)))
 
     def stages(self, x: Tensor) -> Record:
         """Run the block on x [B, T, C] and keep each stage by its name, in the order of the computation."""
         record: Record = {}
 
-        def tap(module: nn.Module, given: str | None, made: str | None) -> RemovableHandle:
-            def hook(module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
-                record.update({name: value for name, value in ((given, inputs[0]), (made, result)) if name})
+        def tap(module: nn.Module, given: str, made: str) -> RemovableHandle:
+            def hook(_: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+                both = ((given, inputs[0]), (made, result))
+                record.update({name: value for name, value in both if name})
 
             return module.register_forward_hook(hook)
 
         pre = self.norm_order == "pre"
         taps = [
-            tap(self.ln_1, None if pre else "residual1", "norm1"),
-            tap(self.attn, None, "attention"),
-            tap(self.ln_2, "residual1" if pre else "residual2", "norm2" if pre else None),
-            tap(self.mlp.c_proj, "hidden", None),
-            tap(self.mlp, None, "ffn"),
+            tap(self.ln_1, "" if pre else "residual1", "norm1"),
+            tap(self.attn, "", "attention"),
+            tap(self.ln_2, "residual1" if pre else "residual2", "norm2" if pre else ""),
+            tap(self.mlp.c_proj, "hidden", ""),
+            tap(self.mlp, "", "ffn"),
         ]
         try:
             record["output"] = self(x)
@@ -240,9 +266,12 @@ class Block(nn.Module):
 
     def load_arrays(self, weights: Mapping[str, Any]) -> Block:
         """Copy in the weights of `minigpt.array.block`; nn.Linear keeps each matrix as [out, in]."""
-        dtype = self.ln_1.weight.dtype  # of lists, torch would make float32 and drop digits
-        state = {theirs: torch.as_tensor(weights[ours], dtype=dtype) for theirs, ours in ARRAY_NAMES.items()}
-        self.load_state_dict({name: value.T if value.ndim == 2 else value for name, value in state.items()})
+        state = {}
+        for theirs, ours in ARRAY_NAMES.items():
+            # without the dtype, torch would make float32 of lists and drop digits
+            value = torch.as_tensor(weights[ours], dtype=self.ln_1.weight.dtype)
+            state[theirs] = value.T if value.ndim == 2 else value
+        self.load_state_dict(state)
         return self
 
 
@@ -268,15 +297,18 @@ class MiniGPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # one row for each token of the vocabulary
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)  # one row for each position
+        C, V, T_max = config.n_embd, config.vocab_size, config.block_size
+        self.wte = nn.Embedding(V, C)  # one row for each token of the vocabulary
+        self.wpe = nn.Embedding(T_max, C)  # one row for each position
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = LayerNorm(config.n_embd, config.bias, config.eps)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.lm_head.weight = self.wte.weight  # tied: one parameter in two places (Press and Wolf 2017)
+        self.ln_f = LayerNorm(C, config.bias, config.eps)
+        self.lm_head = nn.Linear(C, V, bias=False)
+        # tied: one parameter in two places (Press and Wolf 2017)
+        self.lm_head.weight = self.wte.weight
         self.apply(self._init)
         for name, parameter in self.named_parameters():
-            if name.endswith("c_proj.weight"):  # GPT-2: 2N branches add into the residual path
+            # GPT-2: 2N branches add into the residual path
+            if name.endswith("c_proj.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.n_layer))
 
     @staticmethod
@@ -286,21 +318,48 @@ class MiniGPT(nn.Module):
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        cache: KVCache | None = None,
+        last: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """ids [B, T] -> logits [B, T, V] and, if targets [B, T] are given, their mean cross-entropy in nats.
 
-        The target of position t is the id at t + 1 of the text. A target of -1 is not counted.
+        The target of position t is the id at t + 1 of the text. A target of -1 is not counted. With a cache
+        (no targets then), ids are the positions after those in the cache. last: only the last position's
+        logits, [B, 1, V], all that sampling needs.
         """
         self._check_ids(ids, targets)
-        T = ids.shape[1]
-        x = self.wte(ids) + self.wpe(torch.arange(T, device=ids.device))  # [B, T, C] + [T, C]
+        past, T = 0 if cache is None else cache.length, ids.shape[1]
+        if past + T > self.config.block_size:
+            bound = f"{self.config.block_size} together at most"
+            raise ValueError(
+                f"ids: got T = {T} after {past} in the cache, expected {bound}"
+            )
+        if targets is not None and (cache is not None or last):
+            raise ValueError(
+                "targets: got some with cache or last, which are for sampling"
+            )
+        positions = torch.arange(past, past + T, device=ids.device)
+        x = self.wte(ids) + self.wpe(positions)  # [B, T, C] + [T, C]
         x = F.dropout(x, self.config.dropout, self.training)
-        for block in self.h:
-            x = block(x)
-        logits = self.lm_head(self.ln_f(x))  # [B, T, V]
+        for i, block in enumerate(self.h):
+            x = block(x, None if cache is None else cache.layers[i])
+        x = self.ln_f(x[:, -1:] if last else x)
+        logits = self.lm_head(x)  # [B, T, V], or [B, 1, V]
         if targets is None:
             return logits, None
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        rows = logits.flatten(0, 1)  # [B * T, V]
+        return logits, F.cross_entropy(rows, targets.flatten(), ignore_index=-1)
+
+    def count_parameters(self) -> dict[str, int]:
+        """How many numbers are learned in each kind of part; the tied head is wte, and counts once."""
+        parts = {"wte": 0, "wpe": 0, "attn": 0, "mlp": 0, "ln_": 0}
+        for name, parameter in self.named_parameters():
+            parts[next(part for part in parts if part in name)] += parameter.numel()
+        return parts
 
     def _check_ids(self, ids: Tensor, targets: Tensor | None) -> None:
         T_max, V = self.config.block_size, self.config.vocab_size
@@ -311,24 +370,32 @@ class MiniGPT(nn.Module):
                 raise TypeError(
                     f"{name}: got {type(value).__name__}, expected a tensor [B, T] of torch.int64"
                 )
-            shape = list(value.shape)
-            if len(shape) != 2 or shape[0] < 1 or value.dtype is not torch.int64:
-                raise TypeError(f"{name}: got shape {shape} of {value.dtype}, expected [B, T] of torch.int64")
-            if not 1 <= shape[1] <= T_max:
-                raise ValueError(f"{name}: got T = {shape[1]} positions, expected 1 to block_size = {T_max}")
+            shape, kind = list(value.shape), value.dtype
+            if len(shape) != 2 or shape[0] < 1 or kind is not torch.int64:
+                expected = "[B, T] of torch.int64"
+                raise TypeError(
+                    f"{name}: got shape {shape} of {kind}, expected {expected}"
+                )
+            if not 1 <= (T := shape[1]) <= T_max:
+                expected = f"1 to block_size = {T_max}"
+                raise ValueError(f"{name}: got T = {T} positions, expected {expected}")
             if torch.compiler.is_compiling():
                 continue  # looking at the values would break the graph
             least, most = (int(bound) for bound in value.aminmax())
             if least < low or most >= V:
-                raise ValueError(f"{name}: got values from {least} to {most}, expected {low} to {V - 1}")
+                got = f"values from {least} to {most}"
+                raise ValueError(f"{name}: got {got}, expected {low} to {V - 1}")
         if targets is not None and targets.shape != ids.shape:
-            shapes = list(targets.shape), list(ids.shape)
-            raise ValueError(f"targets: got shape {shapes[0]}, expected {shapes[1]}, the shape of ids")
+            got, due = list(targets.shape), list(ids.shape)
+            raise ValueError(
+                f"targets: got shape {got}, expected {due}, the shape of ids"
+            )
 
     def crop(self, block_size: int) -> None:
         """Keep only the first block_size positions, in place."""
         if not 1 <= block_size <= self.config.block_size:
-            raise ValueError(f"block_size: got {block_size}, expected 1 to {self.config.block_size}")
+            bound = f"1 to {self.config.block_size}"
+            raise ValueError(f"block_size: got {block_size}, expected {bound}")
         self.config = replace(self.config, block_size=block_size)
         self.wpe.weight = nn.Parameter(self.wpe.weight[:block_size].detach().clone())
         self.wpe.num_embeddings = block_size

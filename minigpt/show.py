@@ -12,7 +12,9 @@ import torch
 GUARD = 16  # a printed digit must survive an error of this many units in the last place
 
 
-def show(label: str, value: Any, decimals: int = 6, *, allow_nonfinite: bool = False) -> None:
+def show(
+    label: str, value: Any, decimals: int = 6, *, allow_nonfinite: bool = False
+) -> None:
     """Print label, shape, dtype and the value with fixed decimals.
 
     value: a number, a NumPy array, a torch tensor, or nested lists of numbers. Raises ValueError for NaN and
@@ -36,10 +38,16 @@ def agree(label: str, got: Any, expected: Any, bound: float) -> None:
     """Print that two results of one shape differ by less than the bound; AssertionError if they do not."""
     left, right = _as_array(label, got)[0], _as_array(label, expected)[0]
     if left.shape != right.shape:
-        raise AssertionError(f"{label}: shapes {list(left.shape)} and {list(right.shape)} differ")
-    error = float(np.max(np.abs(left.astype(np.float64) - right.astype(np.float64)), initial=0.0))
+        raise AssertionError(
+            f"{label}: shapes {list(left.shape)} and {list(right.shape)} differ"
+        )
+    error = float(
+        np.max(np.abs(left.astype(np.float64) - right.astype(np.float64)), initial=0.0)
+    )
     if not error < bound:
-        raise AssertionError(f"{label}: the largest difference is {error:.3g}, the bound is {bound:g}")
+        raise AssertionError(
+            f"{label}: the largest difference is {error:.3g}, the bound is {bound:g}"
+        )
     print(f"{label}: the largest difference is below {bound:g}")
 
 
@@ -93,7 +101,9 @@ def _as_array(label: str, value: Any) -> tuple[np.ndarray, str, float]:
     """The value as an array, the name of its dtype, and the rounding step of that dtype."""
     if isinstance(value, torch.Tensor):
         if value.is_complex():
-            raise TypeError(f"{label}: got a tensor of {value.dtype}, expected real numbers")
+            raise TypeError(
+                f"{label}: got a tensor of {value.dtype}, expected real numbers"
+            )
         kept = value.detach().cpu()
         eps = torch.finfo(kept.dtype).eps if kept.dtype.is_floating_point else 0.0
         wide = kept.float() if kept.dtype is torch.bfloat16 else kept
@@ -101,17 +111,31 @@ def _as_array(label: str, value: Any) -> tuple[np.ndarray, str, float]:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise TypeError(f"{label}: got lists of different lengths, expected an array of numbers") from error
+        raise TypeError(
+            f"{label}: got lists of different lengths, expected an array of numbers"
+        ) from error
     if array.dtype.kind not in "fiub":
-        raise TypeError(f"{label}: got {type(value).__name__} of dtype {array.dtype}, expected real numbers")
-    plain = isinstance(value, bool | int | float | list | tuple) and not isinstance(value, np.generic)
-    name = (
-        {"f": "float", "i": "int", "u": "int", "b": "bool"}[array.dtype.kind] if plain else str(array.dtype)
+        raise TypeError(
+            f"{label}: got {type(value).__name__} of dtype {array.dtype}, expected real numbers"
+        )
+    plain = isinstance(value, bool | int | float | list | tuple) and not isinstance(
+        value, np.generic
     )
-    return array, name, float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
+    name = (
+        {"f": "float", "i": "int", "u": "int", "b": "bool"}[array.dtype.kind]
+        if plain
+        else str(array.dtype)
+    )
+    return (
+        array,
+        name,
+        float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0,
+    )
 
 
-def _check_printable(label: str, array: np.ndarray, eps: float, decimals: int, allow_nonfinite: bool) -> None:
+def _check_printable(
+    label: str, array: np.ndarray, eps: float, decimals: int, allow_nonfinite: bool
+) -> None:
     if decimals < 0:
         raise ValueError(f"decimals: got {decimals}, expected 0 or more")
     finite = np.isfinite(array)
@@ -123,7 +147,9 @@ def _check_printable(label: str, array: np.ndarray, eps: float, decimals: int, a
     numbers = array[finite].astype(np.float64)
     slack = GUARD * eps * np.maximum(np.abs(numbers), 1.0) * 10.0**decimals
     if (slack >= 0.5).any():
-        raise ValueError(f"{label}: this dtype is too coarse for {decimals} decimals; print fewer")
+        raise ValueError(
+            f"{label}: this dtype is too coarse for {decimals} decimals; print fewer"
+        )
     from_tie = np.abs(np.abs(numbers) * 10.0**decimals % 1 - 0.5)
     if (close := from_tie <= slack).any():
         number = numbers[close][0]
@@ -144,4 +170,8 @@ def _nested(texts: Iterator[str], shape: tuple[int, ...], indent: int = 0) -> st
     if len(shape) == 1:
         return "[" + "  ".join(next(texts) for _ in range(shape[0])) + "]"
     gap = "," + "\n" * (len(shape) - 1) + " " * (indent + 1)
-    return "[" + gap.join(_nested(texts, shape[1:], indent + 1) for _ in range(shape[0])) + "]"
+    return (
+        "["
+        + gap.join(_nested(texts, shape[1:], indent + 1) for _ in range(shape[0]))
+        + "]"
+    )

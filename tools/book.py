@@ -1,7 +1,7 @@
 """`make book`: the steps from the chapters to the site, in one process; what has not changed is skipped.
 
-In CI (`CI=true`) a stale recorded run or page of mechanisms is an error; elsewhere the steps `text` and
-`index` bring them up to date.
+In CI (`CI=true`) a stale recorded run, exercise notebook or page of mechanisms is an error; elsewhere the
+steps `text`, `exercises` and `index` bring them up to date.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ LIBRARIES = course.ROOT / "vendor"
 STEPS = {
     "libraries": ("tools.browser_libraries", "browser libraries"),
     "text": ("tools.twin", "Markdown of the recorded runs"),
+    "exercises": ("tools.exercises", "exercise notebooks"),
     "gate": ("tools.gate", "every recorded run complete"),
     "values": ("tools.values", "every recorded value compared"),
     "index": ("tools.mechanisms", "the page of all mechanisms"),
@@ -26,7 +27,7 @@ STEPS = {
     "site": ("tools.site", "the site"),
 }
 
-WRITES = ("text", "index")  # steps that bring files up to date; in CI they only compare
+WRITES = ("text", "exercises", "index")  # steps that bring files up to date; in CI they only compare
 
 
 def arguments(step: str) -> list[str]:

@@ -19,7 +19,7 @@ from tools.record import first_line
 IGNORE = "nbval-ignore-output"
 TAGS = frozenset({*setup_cell.TAGS, "hide-output", "hide-cell", "full-width", IGNORE})
 SAID = "not compared"  # the words by which a cell says so to the reader
-PRINTING = frozenset({"show", "agree", "show_error", "print", "display"})
+PRINTING = frozenset({"show", "agree", "show_error", "print", "display", "check"})
 NOT_COMPARED = frozenset({"image/png", "image/jpeg", "application/vnd.jupyter.widget-view+json"})
 COMMENTS = re.compile(r"^\s*#+\s*(NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.MULTILINE)
 CUT = (
@@ -74,8 +74,9 @@ def calls(statements: Iterable[ast.stmt]) -> Iterator[str]:
             continue
         if isinstance(node, ast.Call):
             function = node.func
-            name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
-            yield name
+            yield function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+                yield "check" * (function.value.id == "check")  # check.layer_norm(...) prints
         waiting += ast.iter_child_nodes(node)
 
 

@@ -15,14 +15,15 @@ from tools import course
 TAGS = ("setup", "hide-input", "nbval-ignore-output")
 
 TEXT = """\
-# In Colab, choose File > Save a copy in Drive first; what you change here is not kept.
+# In Colab, first choose File > Save a copy in Drive: changes here are not kept.
 import importlib.util, pathlib, sys
 
 if importlib.util.find_spec("minigpt") is None:
-    if pathlib.Path("../minigpt/__init__.py").is_file():  # this notebook stands in a clone of the course
+    if pathlib.Path("../minigpt/__init__.py").is_file():  # in a clone of the course
         sys.path.insert(0, "..")
-    else:  # a wheel beside the notebook, or else the repository; numpy and torch stay as they are
-        source = next(pathlib.Path().glob("minigpt_course-*.whl"), "git+{address}@{branch}")
+    else:  # a wheel beside the notebook, or the repository; numpy and torch stay
+        wheels = pathlib.Path().glob("minigpt_course-*.whl")
+        source = next(wheels, "git+{address}@{branch}")
         %pip install --quiet --no-deps "{{source}}"
 
 from minigpt import device

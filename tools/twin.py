@@ -10,7 +10,7 @@ import argparse
 import html
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -529,12 +529,19 @@ def cells(chapter: Path) -> list[tuple[NotebookNode, int]]:
     return out
 
 
-def plain_notebook(chapter: Path, book: Book | None = None) -> NotebookNode:
-    """The notebook of a chapter: plain Markdown, code with its tags, fixed ids, no outputs."""
+def plain_notebook(
+    chapter: Path, book: Book | None = None, change: Callable[[NotebookNode, int], str] | None = None
+) -> NotebookNode:
+    """The notebook of a chapter: plain Markdown, code with its tags, fixed ids, no outputs.
+
+    change: makes another source of a cell and its line, before anything else is done with it.
+    """
     chapter = chapter.resolve()
     page = Page(chapter, book or Book.read(chapter))
     out = []
     for cell, line in cells(chapter):
+        if change:
+            cell.source = change(cell, line)
         if cell.cell_type == "markdown":
             text = page.convert(cell.source, line)
             if rest := leftovers(text):
