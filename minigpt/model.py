@@ -383,8 +383,10 @@ class MiniGPT(nn.Module):
                 continue  # looking at the values would break the graph
             least, most = (int(bound) for bound in value.aminmax())
             if least < low or most >= V:
-                got = f"values from {least} to {most}"
-                raise ValueError(f"{name}: got {got}, expected {low} to {V - 1}")
+                bound = f"{low} to {V - 1}"
+                raise ValueError(
+                    f"{name}: got values from {least} to {most}, expected {bound}"
+                )
         if targets is not None and targets.shape != ids.shape:
             got, due = list(targets.shape), list(ids.shape)
             raise ValueError(
