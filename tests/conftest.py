@@ -18,12 +18,13 @@ from tools import course, stamp
 KEEP = "03_layernorm.md"  # the chapter in which faults are planted
 CODE = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
 TAGS = re.compile(r"^:tags: .*$", re.MULTILINE)
+EXERCISES = re.compile(r"\[([^\]]*)\]\(\.\./(?:exercises|solutions)/[^)]*\)")
 
 
-def copy_course(target: Path) -> Path:
+def copy_course(target: Path, source: Path = course.ROOT) -> Path:
     """Copy all source files; the browser libraries are shared, since no step changes them."""
-    for path in stamp.tree():
-        copy = target / path.relative_to(course.ROOT)
+    for path in stamp.tree(source):
+        copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
     if (course.ROOT / "vendor").is_dir():
@@ -45,9 +46,21 @@ def make(folder: Path, *arguments: str, **extra: str) -> subprocess.CompletedPro
 
 def shrink(folder: Path, keep: str) -> Path:
     """Make all chapters but one plain pages that hold only what others link to: a test takes seconds."""
-    for path in [*folder.glob("book/*.md"), *folder.glob("solutions/*.md")]:
+    for path in [
+        *folder.glob("exercises/*.ipynb"),
+        *folder.glob("solutions/0*"),
+        *folder.glob("solutions/1*"),
+    ]:
+        path.unlink()
+    toc = folder / "_toc.yml"
+    pages = yaml.safe_load(toc.read_text(encoding="utf-8"))
+    for part in pages["parts"]:
+        part["chapters"] = [page for page in part["chapters"] if not page["file"].startswith("exercises/")]
+    toc.write_text(yaml.safe_dump(pages), encoding="utf-8")
+    for path in folder.glob("book/*.md"):
         text = path.read_text(encoding="utf-8")
         if path.name == keep or "jupytext:" not in text[:200]:
+            path.write_text(EXERCISES.sub(r"\1", text), encoding="utf-8")
             continue
         linked = re.findall(r"^(?:\([^()\s]+\)=|#{1,6} .+)$", re.sub(CODE, "", text), re.MULTILINE)
         path.write_text("\n\n".join(linked) + "\n", encoding="utf-8")
@@ -78,6 +91,6 @@ def copy(untouched: tuple[Path, str], tmp_path: Path) -> Path:
     """A fresh copy in which every step has passed, except that it has no site yet."""
     source, output = untouched
     assert output.startswith("exit code 0\n"), output
-    target = shrink(copy_course(tmp_path / "course"), KEEP)
+    target = copy_course(tmp_path / "course", source)
     shutil.copytree(source / "_build" / "stamps", target / "_build" / "stamps")
     return target

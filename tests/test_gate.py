@@ -37,7 +37,7 @@ SOUND = [
     cell("import numpy as np"),
     cell("def f(x):\n    print(x)"),
     cell("if slow:\n    print('slow')"),
-    cell("f(1)", tags=["N1", "K12"]),
+    cell("f(1)", tags=["N1", "K2"]),
     cell("%pip list\nprint(1)", ONE),
     cell("print('and so on ...')", stream("and so on ...\n")),
     cell("print(d)  # not compared", ONE, tags=["nbval-ignore-output"]),

@@ -48,10 +48,10 @@ def digest(files: Iterable[Path], *texts: str) -> str:
     return sha.hexdigest()
 
 
-def tree() -> list[Path]:
+def tree(root: Path = course.ROOT) -> list[Path]:
     """Every source file: all but hidden ones and what is made here (an environment in the tree included)."""
     found: list[Path] = []
-    for folder, folders, names in os.walk(course.ROOT):
+    for folder, folders, names in os.walk(root):
         here = Path(folder)
         folders[:] = [
             name
