@@ -414,7 +414,8 @@ def _compare_arrays(
     if dtypes[0] != dtypes[1]:
         return Difference(
             (
-                f"expected  dtype {dtypes[0]}, that of the input",
+                f"expected  dtype {dtypes[0]}"
+                + (", that of the input" if "float" in dtypes[0] else ""),
                 f"got       dtype {dtypes[1]}",
             )
         )
@@ -468,9 +469,9 @@ def _numbers(array: np.ndarray, digits: int = 6) -> str:
     return "[" + ", ".join(_numbers(row, digits) for row in array) + "]"
 
 
-def _cut(value: Any) -> str:
+def _cut(value: Any, length: int = 70) -> str:
     text = repr(value)
-    return text if len(text) <= 70 else text[:70] + " ..."
+    return text if len(text) <= length else text[:length] + " ..."
 
 
 # ---------------------------------------------------------------- judging
@@ -563,7 +564,7 @@ def _difference(
 def _raised(outcome: Outcome) -> str:
     text = str(outcome.error).strip().splitlines()
     return (
-        f"{type(outcome.error).__name__}: {_cut(text[0])[1:-1]}"
+        f"{type(outcome.error).__name__}: {_cut(text[0], 160)[1:-1]}"
         if text
         else type(outcome.error).__name__
     )
@@ -611,6 +612,7 @@ def _library(task: Task, function: Callable[..., Any]) -> str:
     """NumPy, unless the function wants tensors: seen on the smallest case."""
     if task.home == "torch" or task.plain:
         return task.home
+    named = set(getattr(getattr(function, "__code__", None), "co_names", ()))
     for number, case in enumerate(task.cases()):
         if _expected(task.name, number).error is not None:
             continue
@@ -624,11 +626,10 @@ def _library(task: Task, function: Callable[..., Any]) -> str:
             return "numpy"
         second = run(function, task, _given(task, case, "torch", "float64"))
         misfit = isinstance(first.error, TypeError | AttributeError)
-        if second.error is None or (
-            misfit and not isinstance(second.error, TypeError | AttributeError)
-        ):
+        if second.error is None or ("torch" in named and "np" not in named):
             return "torch"
-        return "numpy"
+        fits = not isinstance(second.error, TypeError | AttributeError)
+        return "torch" if misfit and fits and not named & {"np", "math"} else "numpy"
     return "numpy"
 
 
@@ -784,7 +785,9 @@ def __getattr__(name: str) -> Callable[..., None]:
 
     def check(function: Callable[..., Any], device: str | None = None) -> None:
         result = judge(name, function, device)
-        _passed[name] = result.status == "passed"
+        _passed.pop(name, None)
+        if result.status != "not done":
+            _passed[name] = result.status == "passed"
         _last[:] = [task.notebook]
         print(result.text)
 

@@ -214,45 +214,40 @@ def _build(
     source: str,
     device: torch.device | str = "cpu",
 ) -> MiniGPT:
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # a new model draws weights; the caller's draws go on as before
+    # a new model draws random weights; the caller's draws go on as before
+    with torch.random.fork_rng(devices=[]):
         model = MiniGPT(config)
     wide = all(tensor.dtype is torch.float64 for tensor in weights.values())
-    return _copy(
-        weights, model.to(device, torch.float64 if wide else torch.float32), source
-    ).eval()
+    model.to(device, torch.float64 if wide else torch.float32)
+    return _copy(weights, model, source).eval()
 
 
 def _copy(weights: Mapping[str, Tensor], model: nn.Module, source: str) -> MiniGPT:
     """Copy the weights in, if names and shapes are exactly those of the model."""
     ours = {plain(name): tensor for name, tensor in model.state_dict().items()}
+    # the head is tied to the table, so a file may leave it out
+    theirs = {"lm_head.weight": weights.get("wte.weight", torch.empty(0)), **weights}
     problems = []
-    for name in sorted(ours.keys() | weights.keys()):
-        here, there = ours.get(name), weights.get(name)
-        if (
-            there is None and name != "lm_head.weight"
-        ):  # it is wte.weight, so it may be left out
-            problems.append(f"{name}: missing, {list(ours[name].shape)} in the model")
-        elif here is None and there is not None:
-            problems.append(
-                f"{name}: {list(there.shape)} in the file, not in the model"
-            )
-        elif here is not None and there is not None and here.shape != there.shape:
-            problems.append(
-                f"{name}: {list(there.shape)} in the file, {list(here.shape)} in the model"
-            )
-        elif there is not None and not there.is_floating_point():
-            problems.append(f"{name}: {there.dtype} in the file, expected floats")
+    for name in sorted(ours.keys() | theirs.keys()):
+        shape, due = (
+            list(side[name].shape) if name in side else None for side in (theirs, ours)
+        )
+        if shape is None:
+            problems.append(f"{name}: missing, {due} in the model")
+        elif due is None:
+            problems.append(f"{name}: {shape} in the file, not in the model")
+        elif shape != due:
+            problems.append(f"{name}: {shape} in the file, {due} in the model")
+        elif not (kind := theirs[name].dtype).is_floating_point:
+            problems.append(f"{name}: {kind} in the file, expected floats")
     _refuse(source, "does not fit the model", problems)
-    head = weights.get("lm_head.weight")
-    if head is not None and not torch.equal(head, weights["wte.weight"]):
+    if not torch.equal(theirs["lm_head.weight"], theirs["wte.weight"]):
         raise ValueError(
             f"{source}: lm_head.weight differs from wte.weight; in Mini GPT they are one parameter"
         )
     with torch.no_grad():
         for name, tensor in ours.items():
-            tensor.copy_(weights["wte.weight" if name == "lm_head.weight" else name])
+            tensor.copy_(theirs[name])
     original = getattr(model, "_orig_mod", model)
     assert isinstance(original, MiniGPT)
     return original

@@ -1273,6 +1273,12 @@ add(
     "the two projections are affine",
     lambda x, w, b, w_o, b_o, H: mha(x, w, 0 * b, w_o, 0 * b_o, H),
 )
+add(
+    "multi_head_attention",
+    "output bias forgotten",
+    "the two projections are affine; the second one has a bias too",
+    lambda x, w, b, w_o, b_o, H: mha(x, w, b, w_o, 0 * b_o, H),
+)
 
 # ---------------------------------------------------------------- 08 causal mask
 
@@ -1371,10 +1377,28 @@ add(
 )
 add(
     "masked_softmax",
+    "no shift for large scores",
+    "exp(1000) is infinite and exp(-1000) is 0; the largest visible score must be taken off first",
+    lambda s, m: _shifted(s, m, np.zeros_like(s)),
+)
+add(
+    "masked_softmax",
+    "largest score looked for among the hidden",
+    "an enormous hidden score is taken off from all, and every visible power becomes 0",
+    lambda s, m: _shifted(s, m, s.max(-1, keepdims=True)),
+)
+add(
+    "masked_softmax",
     "-1e9 for minus infinity",
     "a row in which everything is hidden gets equal weights instead of zeros",
     lambda s, m: array.softmax(np.where(m, s, -1e9)),
 )
+
+
+def _shifted(s: Array, m: Any, top: Array) -> Array:
+    powers = np.exp(np.where(m, s - top, -np.inf))
+    total = powers.sum(-1, keepdims=True)
+    return powers / np.where(total == 0, 1, total)
 
 
 def masked_attention(
@@ -1596,6 +1620,13 @@ add(
     "only the first output compared",
     "a leak between later positions stays unseen",
     lambda f, x: _compare_prefix(f, x, 2, 1),
+)
+
+add(
+    "is_causal",
+    "everything changed from position 1 only",
+    "a leak between later positions stays unseen; run through all t",
+    lambda f, x: _compare_prefix(f, x, 1, 1),
 )
 
 # ---------------------------------------------------------------- 10 the block

@@ -22,7 +22,8 @@ def _set(default: Any, words: str) -> Any:
 class TrainConfig:
     """Everything that decides a run; ValueError, by name, for a setting out of its range.
 
-    The defaults are a model of 0.8 million parameters that trains in under a minute on two CPU cores.
+    The defaults are a model of 0.24 million parameters. On two CPU cores it trains in under a minute,
+    on the default text, to a validation loss below 1.4 nats for each character.
     """
 
     data: str = _set(
@@ -31,14 +32,14 @@ class TrainConfig:
     out: str = _set("runs/first", "folder for checkpoint, losses and picture")
     # the model
     block_size: int = _set(64, "T_max, the longest text that the model sees at once")
-    n_layer: int = _set(4, "blocks")
+    n_layer: int = _set(2, "blocks")
     n_head: int = _set(4, "attention heads in each")
-    n_embd: int = _set(128, "width C")
+    n_embd: int = _set(96, "width C")
     dropout: float = _set(0.0, "share of numbers set to zero while training")
     # the training
-    steps: int = _set(2000, "batches")
+    steps: int = _set(2500, "batches")
     batch_size: int = _set(12, "windows in a batch, of all processes together")
-    learning_rate: float = _set(1e-3, "the largest, after the warm-up")
+    learning_rate: float = _set(4e-3, "the largest, after the warm-up")
     min_learning_rate: float = _set(1e-4, "the one at the end")
     warmup_steps: int = _set(100, "steps in which the learning rate rises")
     weight_decay: float = _set(0.1, "of matrices; gains and biases have none")

@@ -432,8 +432,8 @@ def squares(x: Any) -> Any:
 
 
 def centred(x: Any) -> Any:
-    """Minus the mean of each row: a stand-in for LayerNorm that needs no parameters."""
-    return x - x.sum(-1)[..., None] / x.shape[-1]
+    """Half of each row minus its mean: a stand-in for LayerNorm; done twice it is seen."""
+    return (x - x.sum(-1)[..., None] / x.shape[-1]) / 2
 
 
 def _residuals() -> Iterator[Case]:
@@ -441,6 +441,8 @@ def _residuals() -> Iterator[Case]:
     yield case(normal(300, 3, 2), normal(301, 3, 2))
     yield case(normal(302, 3, 2), normal(303, 1, 2))  # refused
     yield case(normal(304, 2, 3, 4), normal(305, 1, 3, 4))  # refused
+    yield case(normal(302, 3, 2), normal(308, 3, 1))  # refused, though equally long
+    yield case(normal(304, 2, 3, 4), normal(309, 2, 1, 4))  # refused, likewise
     yield case(normal(306, 2, 3, 4), normal(307, 2, 3, 4))
 
 
@@ -688,6 +690,9 @@ def _masked_softmaxes() -> Iterator[Case]:
     yield case(
         np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([[False, False], [True, False]])
     )
+    yield case(
+        np.array([[1000.0, 1.0], [-1000.0, -1001.0]]), np.tri(2, dtype=bool)
+    )  # exp overflows in the first row, and is 0 in the second
 
 
 def half_masked_softmax(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -701,7 +706,7 @@ def _halves() -> Iterator[Case]:
     )
     yield case(normal(610, 2, 3, 3) * 3, np.tri(3, dtype=bool), dtype="float16")
     yield case(
-        np.array([[1.0, 60000.0], [-20000.0, -20001.0]]),
+        np.array([[-20000.0, 60000.0], [-20000.0, -20016.0]]),
         np.tri(2, dtype=bool),
         dtype="float16",
     )
@@ -747,13 +752,33 @@ def early_leak(x: Array) -> Array:
     return y
 
 
+def late_leak(x: Array) -> Array:
+    """Only the last position but one reads ahead."""
+    y = x.copy()
+    y[-2] += x[-1]
+    return y
+
+
+def ignores_input(x: Array) -> Array:
+    return np.ones_like(x)
+
+
 def faint_leak(x: Array) -> Array:
-    return running_sum(x) + 1e-6 * x.sum(0)
+    return running_sum(x) + 1e-9 * x.sum(0)
 
 
 def _readers() -> Iterator[Case]:
     x = normal(630, 4, 2)
-    for f in (sees_itself, mean_of_all, next_row, running_sum, early_leak, faint_leak):
+    for f in (
+        sees_itself,
+        mean_of_all,
+        next_row,
+        running_sum,
+        early_leak,
+        late_leak,
+        faint_leak,
+        ignores_input,
+    ):
         yield case(f, x)
 
 

@@ -20,9 +20,9 @@ STEPS = {
     "libraries": ("tools.browser_libraries", "browser libraries"),
     "text": ("tools.twin", "Markdown of the recorded runs"),
     "exercises": ("tools.exercises", "exercise notebooks"),
+    "index": ("tools.mechanisms", "the page of all mechanisms"),
     "gate": ("tools.gate", "every recorded run complete"),
     "values": ("tools.values", "every recorded value compared"),
-    "index": ("tools.mechanisms", "the page of all mechanisms"),
     "prose": ("tools.prose_numbers", "every number of the prose backed"),
     "site": ("tools.site", "the site"),
 }

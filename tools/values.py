@@ -6,12 +6,15 @@ this names chapter, cell, what was expected and what came.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tools import course, gate, record, stamp
 from tools.values_plugin import PLAN, REPORT
@@ -30,6 +33,13 @@ def depends(chapter: Path) -> str:
     twin = course.twin(chapter)
     recorded = json.dumps([gate.code_cells(twin), gate.widgets(twin)], sort_keys=True)
     return stamp.digest(files, course.short(chapter), recorded)
+
+
+def lacking(chapter: Path) -> list[str]:
+    """The packages that a chapter's header lists under `needs` and that are not installed."""
+    header = chapter.read_text(encoding="utf-8").split("---\n", 2)[1]
+    needs = yaml.safe_load(header).get("needs", [])
+    return [package for package in needs if importlib.util.find_spec(package) is None]
 
 
 def name(chapter: Path) -> str:
@@ -86,7 +96,10 @@ def problems(chapter: Path, cells: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    chapters = course.chapters()
+    skipped = {chapter: packages for chapter in course.chapters() if (packages := lacking(chapter))}
+    for chapter, packages in skipped.items():  # the page shows its recorded run
+        print(f"{course.short(chapter)}: SKIPPED, nothing compared: not installed: {', '.join(packages)}")
+    chapters = [chapter for chapter in course.chapters() if chapter not in skipped]
     keys = {chapter: depends(chapter) for chapter in chapters}
     waiting = [chapter for chapter in chapters if not stamp.passed(name(chapter), keys[chapter])]
     if unchanged := len(chapters) - len(waiting):
