@@ -2277,6 +2277,14 @@ add(
     _unstable,
 )
 add(
+    "cross_entropy",
+    "exponentials of large logits",
+    "exp(1000) is infinite, and so is the logarithm of the sum: subtract the largest logit first",
+    lambda logits, targets: (np.log(np.exp(logits).sum(-1)) - _picked(logits, targets))[
+        targets != -1
+    ].mean(),
+)
+add(
     "next_token_loss",
     "loss not shifted",
     "position t is asked for the token that it has just read",

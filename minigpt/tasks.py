@@ -905,28 +905,35 @@ def fill(module: nn.Module, seed: int = 0) -> nn.Module:
     return module
 
 
-def _names(module: nn.Module) -> list[str]:
-    return sorted(
-        f"{name} {list(value.shape)}" for name, value in module.state_dict().items()
-    )
+def _made(build: Callable[[GPTConfig], nn.Module], config: GPTConfig) -> nn.Module:
+    """A module from its class; TypeError for anything else."""
+    if isinstance(build, nn.Module):
+        raise TypeError("got a module, expected its class")
+    torch.manual_seed(0)
+    module = build(config)
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"got {type(module).__name__} from the class, expected a torch.nn.Module"
+        )
+    return module
+
+
+def _shapes(module: nn.Module) -> dict[str, str]:
+    return {name: str(list(p.shape)) for name, p in module.state_dict().items()}
 
 
 def observe_block(
     build: Callable[[GPTConfig], nn.Module], config: GPTConfig, x: torch.Tensor
 ) -> dict[str, Any]:
     """A block from its class: names of its parameters, their number, and its output with given weights."""
-    torch.manual_seed(0)
-    module, source = build(config), fill(model.Block(config).double())
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"got {type(module).__name__} from the class, expected a torch.nn.Module"
-        )
-    module = module.to(x.device, x.dtype)
-    seen: dict[str, Any] = {"parameters": _names(module)}
-    if seen["parameters"] == _names(source):
+    module = _made(build, config).to(x.device, x.dtype)
+    source = fill(model.Block(config).double())
+    seen: dict[str, Any] = {"parameters": _shapes(module)}
+    if seen["parameters"] == _shapes(source):
         module.load_state_dict(source.state_dict())
         seen["count"] = sum(parameter.numel() for parameter in module.parameters())
-        seen["output"] = module.eval()(x.clone()).detach()
+        with torch.no_grad():
+            seen["output"] = module.eval()(x.clone())
     return seen
 
 
@@ -1059,6 +1066,11 @@ def _outputs() -> Iterator[Case]:
     yield case(
         np.array([[2.0, -2.0, 0.0, 4.0]]) / math.sqrt(5), np.ones(4), np.zeros(4)
     )  # mean is not 0
+    ones, signs = np.ones(4), np.array([1.0, -1.0, 1.0, -1.0])
+    yield case(np.array([signs, -signs]), ones, 0 * ones)  # nothing to undo
+    yield case(np.array([signs - 2.0]), ones, 0 * ones)  # mean below 0
+    for variances in ([0.5], [0.85], [1.3, 0.7]):  # the root of 0.85 is near 1
+        yield case(np.sqrt(variances)[:, None] * signs, ones, 0 * ones)
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -1107,6 +1119,9 @@ def _records() -> Iterator[Case]:
         base | {"norm2": base["norm2"] + np.array([[1.0, 0, 0], [0, -1.0, 0]])},
         1e-6,
     )
+    one = np.array([[0, 0, 3.0], [0, 0, 0]])
+    yield case(base, base | {"norm2": base["norm2"] + one}, 1.0)  # mean is below it
+    yield case(base, base | {"norm2": base["norm2"] + one}, 4.0)
 
 
 N11 = "11_order"
@@ -1208,22 +1223,18 @@ def observe_minigpt(
     build: Callable[[GPTConfig], nn.Module], config: GPTConfig, ids: torch.Tensor
 ) -> dict[str, Any]:
     """A model from its class: names, count, the tie, and the logits in evaluation with given weights."""
-    torch.manual_seed(0)
-    module, source = build(config), fill(model.MiniGPT(config).double())
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"got {type(module).__name__} from the class, expected a torch.nn.Module"
-        )
-    module = module.to(ids.device, torch.float64)
-    seen: dict[str, Any] = {"parameters": _names(module)}
-    if seen["parameters"] == _names(source):
+    module = _made(build, config).to(ids.device, torch.float64)
+    source = fill(model.MiniGPT(config).double())
+    seen: dict[str, Any] = {"parameters": _shapes(module)}
+    if seen["parameters"] == _shapes(source):
         head, table = module.lm_head.weight, module.wte.weight  # type: ignore[union-attr]
         seen["head and table start equal"] = bool(torch.equal(head, table))  # type: ignore[arg-type]
         seen["head and table are one parameter"] = head is table
         seen["count"] = sum(parameter.numel() for parameter in module.parameters())
         module.load_state_dict(source.state_dict())
-        result = module.eval()(ids.clone())
-        seen["logits"] = (result[0] if isinstance(result, tuple) else result).detach()
+        with torch.no_grad():
+            result = module.eval()(ids.clone())
+        seen["logits"] = result[0] if isinstance(result, tuple) else result
     return seen
 
 

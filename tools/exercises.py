@@ -102,7 +102,9 @@ def quoted(text: str) -> str:
 def tidy(source: str) -> str:
     """A code cell without the empty lines that a cut left: at most two in a row, none at the ends."""
     lines = re.sub(r"\n{4,}", "\n\n\n", source.strip("\n"))
-    return re.sub(r"(raise NotImplementedError\([^\n]*\))\n\n\n?(?=[ \t])", r"\1\n", lines)
+    stub = r"(raise NotImplementedError\([^\n]*\))\n"
+    lines = re.sub(stub + r"\n\n?(?=[ \t])", r"\1\n", lines)
+    return re.sub(stub + r"(?=[ \t]+(?:def|@))", r"\1\n\n", lines)  # the next method
 
 
 def notebook(solution: Path, book: Book | None = None) -> NotebookNode:
