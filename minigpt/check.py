@@ -236,13 +236,16 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 
 def _identical(now: Any, then: Any) -> bool:
-    pairs = list(_arrays(now)), list(_arrays(then))
-    return len(pairs[0]) == len(pairs[1]) and all(
-        a.shape == b.shape
-        and np.array_equal(
-            _numpy(a), _numpy(b), equal_nan=a.dtype not in (bool, torch.bool)
+    if isinstance(then, dict):
+        return now.keys() == then.keys() and all(
+            _identical(now[key], then[key]) for key in then
         )
-        for a, b in zip(*pairs, strict=True)
+    if isinstance(then, list | tuple):
+        return len(now) == len(then) and all(map(_identical, now, then))
+    if not isinstance(then, np.ndarray | torch.Tensor):
+        return now is then or bool(now == then)
+    return now.shape == then.shape and np.array_equal(
+        _numpy(now), _numpy(then), equal_nan=now.dtype not in (bool, torch.bool)
     )
 
 
@@ -341,7 +344,13 @@ def compare(
             else tuple(f"result {i}" for i in range(len(expected)))
         )
         return _first(list(zip(labels, expected, got, strict=True)), tolerance, library)
-    if isinstance(got, list | tuple) and not isinstance(expected, list):
+    rows = (
+        isinstance(got, list)
+        and isinstance(expected, np.ndarray | torch.Tensor)
+        and expected.ndim > 0
+        and len(got) == len(expected)
+    )  # of the one array that is expected
+    if isinstance(got, list | tuple) and not isinstance(expected, list) and not rows:
         due = (
             "one array"
             if isinstance(expected, np.ndarray | torch.Tensor)
@@ -445,7 +454,13 @@ def _compare_arrays(
         return None
     lines = []
     if want.size <= SMALL:
-        lines += [f"expected  {_numbers(want)}", f"got       {_numbers(have)}"]
+        digits = next(
+            (n for n in (6, 9, 12) if _numbers(want, n) != _numbers(have, n)), 17
+        )
+        lines += [
+            f"expected  {_numbers(want, digits)}",
+            f"got       {_numbers(have, digits)}",
+        ]
     else:
         place = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), want.shape))
         lines.append(

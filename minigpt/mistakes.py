@@ -2721,6 +2721,7 @@ def _leaks(
     atol: float = 0.0,
     own: bool = False,
     pick: Any = min,
+    reach: int = 99,
 ) -> int | None:
     before, found = suspect(ids.copy()), set()
     for t in times or range(1, len(ids)):
@@ -2728,7 +2729,9 @@ def _leaks(
             other = ids.copy()
             other[t] = token
             moved = np.abs(suspect(other) - before).max(-1) > atol
-            found |= {int(i) for i in np.flatnonzero(moved[: t + own])}
+            found |= {
+                int(i) for i in np.flatnonzero(moved[: t + own]) if t - i <= reach
+            }
     return pick(found, default=None)
 
 
@@ -2747,6 +2750,12 @@ add(
     "only the last token changed",
     "a leak between earlier positions stays unseen",
     lambda m, ids, V: _leaks(m, ids, V, times=[len(ids) - 1]),
+)
+add(
+    "find_leak",
+    "only the position before compared",
+    "a leak can pass over the next position; all earlier ones count",
+    lambda m, ids, V: _leaks(m, ids, V, reach=1),
 )
 add(
     "find_leak",
@@ -2773,6 +2782,8 @@ add(
 def _tempered(logits: Array, t: float, how: str) -> Array:
     if t < 0:
         raise ValueError("negative")
+    if t == 0 and how == "tiny":
+        return array.softmax(logits / 1e-6)
     if t == 0 and how != "zero":
         return np.eye(len(logits))[logits.argmax()]
     if how == "multiplied":
@@ -2807,6 +2818,12 @@ add(
     "division by zero",
     "0 means the largest logit; dividing by it gives NaN",
     lambda x, t: _tempered(x, t, "zero"),
+)
+add(
+    "with_temperature",
+    "a tiny temperature for 0",
+    "equal largest logits then share the probability; 0 means one id, the lowest of them",
+    lambda x, t: _tempered(x, t, "tiny") if t <= 0 else array.softmax(x / t),
 )
 add(
     "with_temperature",
@@ -2866,6 +2883,8 @@ def _top_p(x: Array, p: float, how: str) -> Array:
         order = np.arange(len(x))
     before = np.cumsum(probabilities[order]) - probabilities[order]
     keep = before + probabilities[order] < p if how == "short" else before < p
+    if how == "border":
+        keep = before <= p
     if how == "short":
         keep[0] = True
     if how == "threshold":
@@ -2883,6 +2902,10 @@ NUCLEI = {
     "crossing token left out": (
         "the token that brings the sum to p belongs to the set",
         "short",
+    ),
+    "one more where the sum is p exactly": (
+        "a sum that has reached p takes no further token",
+        "border",
     ),
     "not sorted": ("the sum runs in the order of the ids", "unsorted"),
     "sorted the wrong way": ("the sum begins with the least likely token", "rising"),
@@ -2906,6 +2929,12 @@ add(
     "wrong side of the border",
     "u on a border belongs to the next share; else an id of probability 0 can be drawn",
     lambda p, u: int(np.searchsorted(np.cumsum(p), u, side="left")),
+)
+add(
+    "draw",
+    "past the last id",
+    "rounding can leave the sum below u; the last id with a probability is meant then",
+    lambda p, u: int(np.searchsorted(np.cumsum(p), u, side="right")),
 )
 add(
     "draw",

@@ -1365,10 +1365,11 @@ def clip_gradients(gradients: list[Array], max_norm: float) -> list[Array]:
 
 
 def _gradients() -> Iterator[Case]:
-    yield case([np.array([3.0, 4.0])], 1.0)
+    # slack: torch adds 1e-6 to the norm
+    yield case([np.array([3.0, 4.0])], 1.0, slack=30.0)
     yield case([np.array([0.3, 0.4])], 1.0)
-    yield case([np.array([3.0, 0.0]), np.array([[4.0], [0.0]])], 2.0)
-    yield case([normal(1020, 2, 3), normal(1021, 4)], 0.5)
+    yield case([np.array([3.0, 0.0]), np.array([[4.0], [0.0]])], 2.0, slack=30.0)
+    yield case([normal(1020, 2, 3), normal(1021, 4)], 0.5, slack=30.0)
 
 
 def _table(seed: int, V: int) -> Array:
@@ -1407,6 +1408,13 @@ def faint_average(ids: Any) -> Array:
     return honest(ids) + 1e-7 * _table(1030, 5)[ids].mean(0)
 
 
+def reads_two_ahead(ids: Any) -> Array:
+    """The token after the next one, and not the next."""
+    logits = honest(ids)
+    logits[:-2] += _table(1031, 5)[ids[2:]]
+    return logits
+
+
 def honest_and_good(ids: Any) -> Array:
     """No leak, and a low loss on the text 0 1 2 3 4 0 1 ..., because that text can be predicted."""
     return 9.0 * np.eye(5)[(ids + 1) % 5]
@@ -1421,6 +1429,7 @@ def _suspects() -> Iterator[Case]:
         honest_and_good,
         norm_over_time,
         first_position_leaks,
+        reads_two_ahead,
         faint_average,
     ):
         yield case(suspect, ids, 5)
@@ -1582,6 +1591,7 @@ add(
             (PAIR, 0.5),
             (LOGITS, 2.0),
             (LOGITS, 0.0),
+            (np.array([1.0, 2.0, 2.0]), 0.0),  # a tie: the lower id
             (LOGITS, -1.0),
         )
     ),
@@ -1609,6 +1619,7 @@ add(
     lambda: (
         case(x, p)
         for x, p in (
+            (np.zeros(2), 0.5),  # the first reaches p exactly
             (PAIR, 0.5),
             (PAIR, 0.95),
             (LOGITS, 0.7),
@@ -1631,6 +1642,7 @@ add(
             ([0.0, 0.25, 0.75], 0.0),
             ([0.125, 0.375, 0.25, 0.25], 0.75),
             ([0.25, 0.75, 0.0], 0.9999),
+            ([0.1] * 10, float(np.nextafter(1, 0))),  # rounded, the sum is no larger
         )
     ),
     plain=True,

@@ -203,7 +203,7 @@ def test_the_result_instead_of_the_function() -> None:
     ("value", "words"),
     [
         ("text", "got 'text' (str), expected a NumPy array [2]"),
-        ([1.0, 2.0], "got a list of 2, expected one array and nothing beside it"),
+        ([1.0, 2.0], "got a list of 2, expected a NumPy array [2]"),
         (torch.zeros(2), "expected  dtype float64"),
         (np.float64(2.0), "got the single number 2.0 of float64, expected a NumPy array [2]"),
         (np.array(["a", "b"]), "expected  dtype float64"),

@@ -44,6 +44,8 @@ def pages() -> tuple[Path, ...]:
     for name in entries(toc):
         candidates = [ROOT / f"{name}{suffix}" for suffix in ("", ".md", ".ipynb")]
         path = next((path for path in candidates if path.is_file()), None)
+        if path is None and (ROOT / f"solutions/{name.removeprefix('exercises/')}.md").is_file():
+            path = ROOT / f"{name}.ipynb"  # an exercise that `make exercises` is about to write
         if path is None:
             raise SystemExit(f"_toc.yml: lists {name}, but there is no {name}.md")
         found.append(path)
