@@ -1,7 +1,7 @@
 """`make bench-peers`: training and generation of Mini GPT beside two other packages, in one run.
 
-The peers are GPT-2 of `transformers` and the package of the book "Build a Large Language Model (From Scratch)",
-which is fetched for this alone. All models have the same sizes, weights, data, dtype and optimizer; before
+The peers are GPT-2 of `transformers` and the models of the book "Build a Large Language Model (From Scratch)",
+whose package is fetched for this alone. All have the same sizes, weights, data, dtype and optimizer; before
 anything is timed, their logits are compared. They take turns in rounds, and a ratio is that of one round:
 what the machine does besides falls on all of them. Peak memory comes from a process of its own for each.
 
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt import data, sample
-from minigpt.cache import KVCache
 from minigpt.checkpoint import from_gpt2
 from minigpt.model import GPTConfig, MiniGPT
 from minigpt.train import make_optimizer
@@ -252,7 +252,7 @@ def in_turns(works: dict[str, Callable[[], object]], where: torch.device, rounds
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """A quarter of the values lie below the first number, half below the second, a quarter above the third."""
+    """A quarter of the values lie below the first, half below the second, a quarter above the third."""
     return [float(q) for q in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
@@ -287,9 +287,8 @@ def generation(size: Size, options: argparse.Namespace, where: torch.device) -> 
     if size.uncached:
         models[UNCACHED] = models[OURS]
     new = size.T - 1
-    works = {
-        name: lambda name=name, model=model.eval(): write(name, model, new, where)
-        for name, model in models.items()
+    works: dict[str, Callable[[], object]] = {
+        name: partial(write, name, model.eval(), new, where) for name, model in models.items()
     }
     first = {name: write(name, model, 8, where)[0].tolist() for name, model in models.items()}
     assert all(text == first[OURS] for text in first.values()), first
@@ -334,7 +333,8 @@ def peak(kind: str, name: str, size: Size, bfloat16: bool, where: torch.device) 
 
 def memory(kind: str, name: str, number: int, options: argparse.Namespace) -> float:
     """The median of three such processes, in MB."""
-    call = [sys.executable, __file__, "--device", options.device, "--peak", kind, name, str(number)]
+    same = ["--device", options.device, "--threads", str(options.threads)]
+    call = [sys.executable, __file__, *same, "--peak", kind, name, str(number)]
     found = []
     for _ in range(3):
         done = subprocess.run(
@@ -384,11 +384,13 @@ def main() -> None:
     parser.add_argument("--bfloat16", action="store_true", help="mixed precision")
     parser.add_argument("--compile", action="store_true", help="the compiled models as well")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, default=course.BUILD / "peers.json", metavar="FILE")
     parser.add_argument("--only", choices=("training", "generation"))
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)  # what a process of its own is asked for
     options = parser.parse_args()
     where = torch.device(options.device)
+    torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)
     install()
     if options.peak:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import files, gpt2
+from minigpt.gguf_file import from_gguf as from_gguf  # the third source of weights
 from minigpt.model import GPTConfig, MiniGPT
 
 FORMAT, VERSION = "minigpt checkpoint", 1

@@ -52,9 +52,10 @@ class GPTConfig:
                 raise ValueError(
                     f"{name}: got {size!r}, expected a whole number of at least 1"
                 )
-        C, H = self.n_embd, self.n_head
-        if C % H != 0:
-            raise ValueError(f"n_head: got {H}, which does not divide n_embd = {C}")
+        if self.n_embd % self.n_head != 0:
+            raise ValueError(
+                f"n_head: got {self.n_head}, which does not divide n_embd = {self.n_embd}"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: got {self.dropout}, expected 0 <= dropout < 1")
         if not 0 < self.eps < math.inf:
@@ -170,7 +171,8 @@ class CausalSelfAttention(nn.Module):
         self.flash = config.flash
         self.c_attn = nn.Linear(C, 3 * C, bias=config.bias)  # Q, K and V in one product
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        triangle = torch.ones(1, 1, T_max, T_max, dtype=torch.bool).tril()
+        triangle = torch.ones(T_max, T_max, dtype=torch.bool)
+        triangle = triangle.tril().view(1, 1, T_max, T_max)
         # A buffer moves with the device and is no parameter; not persistent, so absent from checkpoints.
         self.register_buffer("mask", triangle, persistent=False)
 
@@ -242,7 +244,9 @@ class Block(nn.Module):
         """Run the block on x [B, T, C] and keep each stage by its name, in the order of the computation."""
         record: Record = {}
 
-        def tap(module: nn.Module, given: str, made: str) -> RemovableHandle:
+        def tap(
+            module: nn.Module, given: str | None, made: str | None
+        ) -> RemovableHandle:
             def hook(_: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
                 both = ((given, inputs[0]), (made, result))
                 record.update({name: value for name, value in both if name})
@@ -251,11 +255,13 @@ class Block(nn.Module):
 
         pre = self.norm_order == "pre"
         taps = [
-            tap(self.ln_1, "" if pre else "residual1", "norm1"),
-            tap(self.attn, "", "attention"),
-            tap(self.ln_2, "residual1" if pre else "residual2", "norm2" if pre else ""),
-            tap(self.mlp.c_proj, "hidden", ""),
-            tap(self.mlp, "", "ffn"),
+            tap(self.ln_1, None if pre else "residual1", "norm1"),
+            tap(self.attn, None, "attention"),
+            tap(
+                self.ln_2, "residual1" if pre else "residual2", "norm2" if pre else None
+            ),
+            tap(self.mlp.c_proj, "hidden", None),
+            tap(self.mlp, None, "ffn"),
         ]
         try:
             record["output"] = self(x)
@@ -376,9 +382,9 @@ class MiniGPT(nn.Module):
                 raise TypeError(
                     f"{name}: got shape {shape} of {kind}, expected {expected}"
                 )
-            if not 1 <= (T := shape[1]) <= T_max:
-                expected = f"1 to block_size = {T_max}"
-                raise ValueError(f"{name}: got T = {T} positions, expected {expected}")
+            if not 1 <= shape[1] <= T_max:
+                got, bound = shape[1], f"1 to block_size = {T_max}"
+                raise ValueError(f"{name}: got T = {got} positions, expected {bound}")
             if torch.compiler.is_compiling():
                 continue  # looking at the values would break the graph
             least, most = (int(bound) for bound in value.aminmax())

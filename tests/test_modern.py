@@ -508,3 +508,9 @@ def test_smollm2_tokenizer_as_transformers_reads_it(smollm2: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
     for sentence in SENTENCES:
         assert tokenizer.encode(sentence).ids == theirs(sentence).input_ids, sentence
+
+
+def test_checkpoint_offers_the_loader() -> None:
+    from minigpt import checkpoint
+
+    assert checkpoint.from_gguf is gguf_file.from_gguf
