@@ -383,8 +383,8 @@ class MiniGPT(nn.Module):
                     f"{name}: got shape {shape} of {kind}, expected {expected}"
                 )
             if not 1 <= shape[1] <= T_max:
-                got, bound = shape[1], f"1 to block_size = {T_max}"
-                raise ValueError(f"{name}: got T = {got} positions, expected {bound}")
+                T, limit = shape[1], f"1 to block_size = {T_max}"
+                raise ValueError(f"{name}: got T = {T} positions, expected {limit}")
             if torch.compiler.is_compiling():
                 continue  # looking at the values would break the graph
             least, most = (int(bound) for bound in value.aminmax())

