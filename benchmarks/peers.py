@@ -385,7 +385,6 @@ def main() -> None:
     install()
     if options.peak:
         kind, name, number = options.peak
-        if "no cache" in name: print(0); return  # TEMPORARY
         size = (TRAINING if kind == "train step" else GENERATION)[int(number)]
         print(peak(kind, name, size, options.bfloat16, where))
         return

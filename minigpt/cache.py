@@ -1,7 +1,8 @@
 """The key-value cache: what attention computed for earlier positions, kept for the later ones.
 
-Under a causal mask the keys and values of a position depend on nothing after it. So while the text grows at
-its end they stay as they are, and each new token needs one row of each layer instead of all rows again.
+Under a causal mask the keys and values of a position depend on nothing after it. So
+while the text grows at its end they stay as they are, and each new token needs one row
+of each layer instead of all rows again.
 
 Axes: N layers, B sequences, H heads of width d = C/H, T_max = block_size positions.
 """
@@ -64,8 +65,9 @@ class LayerCache:
 class KVCache:
     """One LayerCache for each block: `model(ids, cache=cache)` computes the positions after `cache.length`.
 
-    Positions are absolute rows of a learned table, so the cache holds for a text that starts at position 0
-    and has at most T_max tokens. When the start of the text moves, all of it is wrong: `clear` it.
+    Positions are absolute rows of a learned table, so the cache holds for a text that
+    starts at position 0 and has at most T_max tokens. When the start of the text moves,
+    all of it is wrong: `clear` it.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Checkpoints: tensors and plain values in one file.
 
-A file that is cut short, damaged, of another version, of another model, or that holds anything to be run is
-refused with a ValueError that says so. Only a checkpoint of the same model is ever overwritten.
+A file that is cut short, damaged, of another version, of another model, or that holds
+anything to be run is refused with a ValueError that says so. Only a checkpoint of the
+same model is ever overwritten.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def save(
 ) -> None:
     """Write a checkpoint of a MiniGPT, compiled or not.
 
-    characters: the vocabulary of a character tokenizer. training: tensors and plain values only. ValueError
-    if the path holds anything but a checkpoint of a model like this, OSError if the disk refuses; what was
-    there then stays.
+    characters: the vocabulary of a character tokenizer. training: tensors and plain
+    values only. ValueError if the path holds anything but a checkpoint of a model like
+    this, OSError if the disk refuses; what was there then stays.
     """
     path, config = Path(path), _config(model)
     if path.exists():
@@ -94,9 +95,9 @@ def load(
 ) -> MiniGPT:
     """The model of a checkpoint file, in evaluation mode and in the dtype of the file.
 
-    into: a MiniGPT, compiled or not, that takes the weights instead, on its own device and in its own dtype.
-    ValueError if the file is of another model, with every setting and tensor that differs; `into` then keeps
-    its weights.
+    into: a MiniGPT, compiled or not, that takes the weights instead, on its own device
+    and in its own dtype. ValueError if the file is of another model, with every setting
+    and tensor that differs; `into` then keeps its weights.
     """
     found = read(path, device)
     if into is None:
@@ -113,15 +114,17 @@ def from_gpt2(
 ) -> MiniGPT:
     """A MiniGPT with the weights of a GPT-2 (Radford et al. 2019), in evaluation mode.
 
-    source: a folder with config.json and model.safetensors, which says all the rest itself, or a state dict
-    in the layout of Hugging Face's transformers. The dict does not say n_head, which may be left out for the
-    four published widths. Its names may begin with `transformer.`; mask buffers and the tied head may be
-    there or not. float64 stays, all else becomes float32.
+    source: a folder with config.json and model.safetensors, which says all the rest
+    itself, or a state dict in the layout of Hugging Face's transformers. The dict does
+    not say n_head, which may be left out for the four published widths. Its names may
+    begin with `transformer.`; mask buffers and the tied head may be there or not.
+    float64 stays, all else becomes float32.
 
-    ValueError, by name, for a tensor that is missing, extra or of another shape. Matrices that are [out, in]
-    already are known by c_attn, which is never square; all of its block are then named, the square ones too.
-    What cannot be known: a square matrix that alone is transposed, or another n_head. Both fit. Compare the
-    logits of a known text.
+    ValueError, by name, for a tensor that is missing, extra or of another shape.
+    Matrices that are [out, in] already are known by c_attn, which is never square; all
+    of its block are then named, the square ones too. What cannot be known: a square
+    matrix that alone is transposed, or another n_head. Both fit. Compare the logits of
+    a known text.
     """
     if isinstance(source, Mapping):
         return _build(

@@ -114,8 +114,8 @@ def open_tokens(path: str | Path) -> Tokens:
 def split(tokens: Tokens, fraction: float, block_size: int) -> tuple[Tokens, Tokens]:
     """The text in two, by position: all but the last `fraction` for training, the rest for validation.
 
-    By position, since windows drawn at random overlap: training would have seen nearly all of the other part.
-    ValueError if a part is too short for one window.
+    By position, since windows drawn at random overlap: training would have seen nearly
+    all of the other part. ValueError if a part is too short for one window.
     """
     if not 0 < fraction < 1:
         raise ValueError(

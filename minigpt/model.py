@@ -1,6 +1,7 @@
 """The transformer block and Mini GPT in torch: one file, to be read from top to bottom.
 
-Axes: B sequences, T positions, C = n_embd, H = n_head heads of width d = C/H, F = n_hidden, V = vocab_size.
+Axes: B sequences, T positions, C = n_embd, H = n_head heads of width d = C/H,
+F = n_hidden, V = vocab_size.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes and choices of a model; the defaults are the smallest GPT-2 with the exact GELU."""
+    """Sizes and choices of a model; by default the smallest GPT-2, with the exact GELU."""
 
     block_size: int = 1024  # T_max, rows of the position table
     vocab_size: int = 50257
@@ -72,9 +73,10 @@ class GPTConfig:
 
 
 class LayerNorm(nn.Module):
-    """Normalise the last axis (Ba, Kiros and Hinton 2016, section 3): [..., C] -> [..., C].
+    """Normalise the last axis: [..., C] -> [..., C] (Ba, Kiros and Hinton 2016).
 
-    F.layer_norm does the arithmetic. The class exists so that bias=False means that there is no beta.
+    F.layer_norm does the arithmetic. The class exists so that bias=False means that
+    there is no beta.
     """
 
     def __init__(self, n_embd: int, bias: bool = True, eps: float = 1e-5) -> None:
@@ -88,9 +90,12 @@ class LayerNorm(nn.Module):
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) under a mask: q [..., T_q, d], k [..., T_k, d] -> [..., T_q, T_k].
+    """softmax(q k^T / sqrt(d)) under a mask.
 
-    mask: bool, [..., T_q, T_k], True where a query may read; each query must be allowed at least one key.
+    q [..., T_q, d], k [..., T_k, d] -> [..., T_q, T_k].
+
+    mask: bool, [..., T_q, T_k], True where a query may read; each query must be allowed
+    at least one key.
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [..., T_q, T_k]
     return scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
@@ -108,8 +113,9 @@ def attend(
 
     q [B, H, T_q, d], k and v [B, H, T_k, d] -> [B, H, T_q, d].
 
-    mask: bool, broadcast to [B, H, T_q, T_k], True where a query may read. None means causal: the queries are
-    the last T_q of T_k positions, and each reads up to its own. A query that may read nothing gives zeros.
+    mask: bool, broadcast to [B, H, T_q, T_k], True where a query may read. None means
+    causal: the queries are the last T_q of T_k positions, and each reads up to its own.
+    A query that may read nothing gives zeros.
     """
     _check_attend(q, k, v, mask)
     T_q, T_k = q.shape[-2], k.shape[-2]
@@ -133,8 +139,8 @@ def _check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
     same_width = q.shape[-1] == k.shape[-1]
     if not same_width or q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
-            f"k: got shapes q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; q and k must have one "
-            "width, k and v one number of positions, all three the same leading axes"
+            f"k: got shapes q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; "
+            "q and k must have one width, k and v one number of positions, all three the same leading axes"
         )
     if mask is None:
         if q.shape[-2] > k.shape[-2]:
@@ -158,7 +164,8 @@ def _check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
 class CausalSelfAttention(nn.Module):
     """H causal heads side by side and the output projection: [B, T, C] -> [B, T, C].
 
-    With a cache, x holds the T positions after the P that are in the cache, and joins them there.
+    With a cache, x holds the T positions after the P that are in the cache, and joins
+    them there.
     """
 
     mask: Tensor
@@ -173,7 +180,8 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         triangle = torch.ones(T_max, T_max, dtype=torch.bool)
         triangle = triangle.tril().view(1, 1, T_max, T_max)
-        # A buffer moves with the device and is no parameter; not persistent, so absent from checkpoints.
+        # A buffer moves with the device and is no parameter; not persistent: absent from
+        # checkpoints.
         self.register_buffer("mask", triangle, persistent=False)
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
@@ -214,10 +222,14 @@ class MLP(nn.Module):
 
 
 def residual(x: Tensor, update: Tensor) -> Tensor:
-    """x + update, for equal shapes only: a sum that broadcasts would hand one row's update to another."""
+    """x + update, for equal shapes only.
+
+    A sum that broadcasts would hand one row's update to another.
+    """
     if x.shape != update.shape:
         raise ValueError(
-            f"update: got shape {list(update.shape)}, expected {list(x.shape)}, exactly the shape of x"
+            f"update: got shape {list(update.shape)}, expected {list(x.shape)}, "
+            "exactly the shape of x"
         )
     return x + update
 
@@ -241,7 +253,7 @@ class Block(nn.Module):
         return self.ln_2(residual(x, self.mlp(x)))
 
     def stages(self, x: Tensor) -> Record:
-        """Run the block on x [B, T, C] and keep each stage by its name, in the order of the computation."""
+        """Run the block on x [B, T, C] and keep each stage by its name, in order."""
         record: Record = {}
 
         def tap(
@@ -271,7 +283,7 @@ class Block(nn.Module):
         return record
 
     def load_arrays(self, weights: Mapping[str, Any]) -> Block:
-        """Copy in the weights of `minigpt.array.block`; nn.Linear keeps each matrix as [out, in]."""
+        """Copy in the weights of `minigpt.array.block`; nn.Linear keeps [out, in]."""
         state = {}
         for theirs, ours in ARRAY_NAMES.items():
             # without the dtype, torch would make float32 of lists and drop digits
@@ -331,7 +343,9 @@ class MiniGPT(nn.Module):
         cache: KVCache | None = None,
         last: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """ids [B, T] -> logits [B, T, V] and, if targets [B, T] are given, their mean cross-entropy in nats.
+        """ids [B, T] -> logits [B, T, V]; with targets [B, T], their mean loss as well.
+
+        The loss is the cross-entropy in nats.
 
         The target of position t is the id at t + 1 of the text. A target of -1 is not counted. With a cache
         (no targets then), ids are the positions after those in the cache. last: only the last position's

@@ -156,8 +156,8 @@ class GroupedQueryAttention(nn.Module):
     """H causal query heads over G key-value heads: [B, T, C] -> [B, T, C].
 
     G = H is multi-head attention, G = 1 multi-query attention. With a cache, x holds
-    the T positions after the P in the cache, which keeps G heads of keys, already turned,
-    and of values.
+    the T positions after the P in the cache, which keeps G heads of keys, already
+    turned, and of values.
     """
 
     def __init__(self, config: ModernConfig) -> None:

@@ -1,6 +1,6 @@
 """Let a model continue a text, one token after another.
 
-Run it as `python -m minigpt.sample --checkpoint runs/first/checkpoint.pt --prompt "The "`.
+Run it as `python -m minigpt.sample --checkpoint runs/first/checkpoint.pt`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ def probabilities(
 ) -> Tensor:
     """What the next token is drawn from: logits [B, V] -> probabilities [B, V], float64, on the CPU.
 
-    In this order: softmax(logits / temperature), where 0 means all on the largest logit; only the top_k
-    largest; of these, the fewest of the largest that hold at least top_p of the sum (Holtzman et al. 2020,
-    section 3.1), at least one; and what is left is scaled to the sum 1. Of equal ones the lower ids come
-    first, so that exactly k are kept. top_k >= V and top_p = 1 filter nothing. ValueError for a setting out
-    of its range, and for NaN among the logits.
+    In this order: softmax(logits / temperature), where 0 means all on the largest
+    logit; only the top_k largest; of these, the fewest of the largest that hold at
+    least top_p of the sum (Holtzman et al. 2020, section 3.1), at least one; and what
+    is left is scaled to the sum 1. Of equal ones the lower ids come first, so that
+    exactly k are kept. top_k >= V and top_p = 1 filter nothing. ValueError for a
+    setting out of its range, and for NaN among the logits.
     """
     check_settings(temperature, top_k, top_p)
     logits = logits.detach().cpu().double()
@@ -78,8 +79,8 @@ def probabilities(
 def draw(weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """One id for each row of probabilities [B, V] -> [B, 1].
 
-    The sums 0, p_0, p_0 + p_1, ... cut the interval from 0 to 1 into pieces; one random number for each row
-    says in which piece it falls.
+    The sums 0, p_0, p_0 + p_1, ... cut the interval from 0 to 1 into pieces; one random
+    number for each row says in which piece it falls.
     """
     ends = weights.cumsum(-1)
     ends = ends / ends[:, -1:]  # the last ends at exactly 1, above any number drawn
@@ -102,14 +103,17 @@ def stream(
 ) -> Iterator[Tensor]:
     """Continue the texts ids [B, T], and hand out the next ids [B, 1] as soon as they are drawn.
 
-    temperature, top_k and top_p: see `probabilities`. The random numbers come from the CPU, so that a seed
-    gives the same text on every device, as far as rounding lets it; without one they are torch's own.
+    temperature, top_k and top_p: see `probabilities`. The random numbers come from the
+    CPU, so that a seed gives the same text on every device, as far as rounding lets it;
+    without one they are torch's own.
 
-    The model sees the last block_size ids. As long as that is the whole text, the cache saves all but one row
-    for each token. Once the window slides, every id gets another position in it, and with learned positions
-    all keys and values change: from there a token costs the whole window, with the cache or without.
+    The model sees the last block_size ids. As long as that is the whole text, the cache
+    saves all but one row for each token. Once the window slides, every id gets another
+    position in it, and with learned positions all keys and values change: from there a
+    token costs the whole window, with the cache or without.
 
-    ValueError for an empty text, a negative count, ids or settings out of range: before anything is computed.
+    ValueError for an empty text, a negative count, ids or settings out of range: before
+    anything is computed.
     """
     config = model.config
     assert isinstance(config, GPTConfig)

@@ -1,8 +1,8 @@
 """Train a Mini GPT on a text.
 
-Run it as `python -m minigpt.train --data file.txt --out runs/first`, or in several processes as
-`torchrun --nproc-per-node 2 -m minigpt.train ...`. A run that was broken off goes on with `--resume`, to the
-same losses as if nothing had happened.
+Run it as `python -m minigpt.train --data file.txt --out runs/first`, or in several
+processes as `torchrun --nproc-per-node 2 -m minigpt.train ...`. A run that was broken
+off goes on with `--resume`, to the same losses as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019) that pulls only matrices towards zero.
 
-    Decayed: what has two or more axes, the tables of tokens and positions among them. Not decayed: biases and
-    the gains of LayerNorm, for which zero is nothing to be near to. Tied weights are one parameter.
+    Decayed: what has two or more axes, the tables of tokens and positions among them.
+    Not decayed: biases and the gains of LayerNorm, for which zero is nothing to be near
+    to. Tied weights are one parameter.
     """
     parameters = list(model.parameters())  # each once
     matrices = [p for p in parameters if p.ndim >= 2]
@@ -71,9 +72,9 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 class Trainer:
     """A model on its way. `step` is one batch; `losses` and `evaluations` tell what came of it.
 
-    All processes together see the batches that one process would see; each takes its share. Only dropout
-    differs, since each draws its own. With dtype bfloat16, matrix products are in bfloat16, and weights and
-    sums in float32.
+    All processes together see the batches that one process would see; each takes its
+    share. Only dropout differs, since each draws its own. With dtype bfloat16, matrix
+    products are in bfloat16, and weights and sums in float32.
     """
 
     def __init__(
@@ -250,8 +251,9 @@ def _set_random_state(device: torch.device, states: list[Tensor]) -> None:
 def train(config: TrainConfig, resume: bool = False, quiet: bool = False) -> Trainer:
     """Train in the folder config.out, from the start or from its checkpoint.pt, and write into it:
 
-    tokens.bin; checkpoint.pt and losses.csv at each evaluation; losses.png at the end. ValueError or OSError,
-    before any work, for settings, a text or a folder that will not do.
+    tokens.bin; checkpoint.pt and losses.csv at each evaluation; losses.png at the end.
+    ValueError or OSError, before any work, for settings, a text or a folder that will
+    not do.
     """
     device, out = pick_device(config), Path(config.out)
     with joined(device) as world:
