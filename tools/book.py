@@ -46,6 +46,7 @@ def run(step: str) -> None:
     before = sys.argv
     sys.argv = [module, *arguments(step)]
     try:
+        sys.modules.pop(module, None)  # an earlier step may have imported it; runpy would warn
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     except SystemExit as end:
         if end.code not in (None, 0):
