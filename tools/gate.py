@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools import course, mechanisms, myst, setup_cell, twin
+from tools import course, labels, mechanisms, myst, setup_cell, twin
 from tools.record import first_line
 
 IGNORE = "nbval-ignore-output"
@@ -123,11 +123,11 @@ def check_cell(number: int, cell: dict[str, Any], before: str) -> Iterator[str]:
                 yield "prints a carriage return; what stands before it is not compared"
 
 
-def same_code(chapter: Path, recorded: list[dict[str, Any]]) -> Iterator[str]:
+def same_code(chapter: Path, recorded: list[dict[str, Any]], book: labels.Book | None) -> Iterator[str]:
     """Where the code cells of a recorded run are not those of the chapter."""
     path = course.short(course.twin(chapter))
     record = f"run `make record CHAPTER={course.short(chapter)}`"
-    written = [cell for cell in twin.plain_notebook(chapter).cells if cell.cell_type == "code"]
+    written = [cell for cell in twin.plain_notebook(chapter, book).cells if cell.cell_type == "code"]
     for number, (ours, theirs) in enumerate(zip(written, recorded, strict=False), 1):
         source = text_of(theirs["source"])
         if ours.source != source:
@@ -157,7 +157,7 @@ def same_code(chapter: Path, recorded: list[dict[str, Any]]) -> Iterator[str]:
         yield f"code cell {number} ({first_line(source)}): is recorded, but not in the chapter; {record}"
 
 
-def check_chapter(chapter: Path) -> tuple[list[str], int, int]:
+def check_chapter(chapter: Path, book: labels.Book | None = None) -> tuple[list[str], int, int]:
     """Problems of a chapter, and how many outputs of how many cells will be compared."""
     path = course.twin(chapter)
     if not path.is_file():
@@ -168,7 +168,7 @@ def check_chapter(chapter: Path) -> tuple[list[str], int, int]:
         return [f"{course.short(path)} is not a notebook: {error}"], 0, 0
     recorded = code_cells(path)
     try:
-        problems = list(same_code(chapter, recorded))
+        problems = list(same_code(chapter, recorded, book))
     except myst.SourceError as error:
         return [str(error)], 0, 0
     number, before = 0, ""
@@ -205,8 +205,12 @@ def check_files() -> Iterator[str]:
 
 def main() -> None:
     problems = list(check_files())
+    try:
+        book = labels.Book.read()  # once for all chapters
+    except myst.SourceError:
+        book = None  # the chapter in which it happens will say so
     for chapter in course.chapters():
-        found, outputs, cells = check_chapter(chapter)
+        found, outputs, cells = check_chapter(chapter, book)
         problems += [f"{course.short(chapter)}: {problem}" for problem in found]
         if not found:
             print(f"{course.short(chapter)}: {outputs} outputs of {cells} cells will be compared")

@@ -151,6 +151,7 @@ class Number:
 
 def _signs(text: str, start: int, sign: str) -> tuple[int, ...]:
     """What the sign before a number may mean, from what stands before it."""
+    text, start = text[max(0, start - 200) : start], min(start, 200)  # a search in a whole output is slow
     if sign == "±" or re.search(r"[±∓]\s*$", text[:start]):
         return (1, -1)
     before = text[:start]
