@@ -18,7 +18,7 @@ export PYTHONPATH := $(CURDIR)
 export PYTHONHASHSEED := 0
 unexport MPLBACKEND
 
-.PHONY: help env libraries record text exercises gate values prose site book lint pytest test serve bench wheel \
+.PHONY: help env libraries record text exercises gate values prose site book lint pytest test serve bench bench-peers wheel \
 	wheel-check colab-check clean distclean
 
 help: ## list the targets
@@ -76,6 +76,9 @@ serve: ## serve the built site on 127.0.0.1, PORT=8000
 
 bench: libraries ## measure the seconds of each step of make book
 	@$(PY) benchmarks/pipeline.py
+
+bench-peers: env ## train and sample beside transformers and LLMs-from-scratch, as ratios (about 15 minutes)
+	@$(PY) benchmarks/peers.py
 
 wheel: env ## build the wheel of the package minigpt into dist/
 	@rm -rf build dist
