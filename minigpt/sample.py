@@ -88,6 +88,19 @@ def draw(weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return torch.searchsorted(ends, number, right=True)
 
 
+def choose(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The next id of each row: logits [B, V] -> [B, 1]; see `probabilities` and `draw`."""
+    if temperature == 0 and not logits.isnan().any():
+        return logits.argmax(-1, keepdim=True)  # the same id, with nothing to draw
+    return draw(probabilities(logits, temperature, top_k, top_p), generator)
+
+
 # ---------------------------------------------------------------- from one token to a text
 
 
@@ -141,8 +154,8 @@ def stream(
     def columns() -> Iterator[Tensor]:
         text = torch.cat([ids, ids.new_zeros(len(ids), new_tokens)], dim=1)
         for length, logits in next_logits(model, text, ids.shape[1], cache):
-            weights = probabilities(logits, temperature, top_k, top_p)
-            chosen = draw(weights, generator).to(ids.device)
+            chosen = choose(logits, temperature, top_k, top_p, generator)
+            chosen = chosen.to(ids.device)  # [B, 1]
             text[:, length : length + 1] = chosen
             yield chosen
 
