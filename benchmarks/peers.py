@@ -262,6 +262,16 @@ def rows(kind: str, size: Size, times: dict[str, list[float]], scale: float) -> 
     ]
 
 
+def products(step: Steps) -> float:
+    """The share of a step's time in matrix products and attention, which a compiler leaves as they are."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(5):
+            step()
+    times = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+    named = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product")
+    return sum(time for key, time in times.items() if key.startswith(named)) / sum(times.values())
+
+
 def training(size: Size, options: argparse.Namespace, where: torch.device) -> list[dict[str, Any]]:
     ids, targets = batch(size, where)
     models = same_models(TRAINERS, size, where)
@@ -271,7 +281,10 @@ def training(size: Size, options: argparse.Namespace, where: torch.device) -> li
     if options.compile:
         for name, model in same_models(TRAINERS, size, where).items():
             works[f"{name}, compiled"] = Steps(name, torch.compile(model), ids, targets, options.bfloat16)
-    return rows("train step", size, in_turns(works, where, options.rounds, least=0.3), 1)
+    found = rows("train step", size, in_turns(works, where, options.rounds, least=0.3), 1)
+    if where.type == "cpu":
+        found[0]["products"] = products(works[OURS])
+    return found
 
 
 def generation(size: Size, options: argparse.Namespace, where: torch.device) -> list[dict[str, Any]]:
@@ -366,6 +379,8 @@ def table(results: dict[str, Any]) -> None:
         spread = f"({a:.2f} to {c:.2f})"
         mega = f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-"
         print(f"{row['who']:<36}{b:>10.2f} {spread:<21}{e:>12.2f} {f'({d:.2f} to {f:.2f})':<15}{mega:>10}")
+        if "products" in row:
+            print(f"{'    of which products and attention':<36}{row['products']:>10.1%}")
 
 
 def main() -> None:

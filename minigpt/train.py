@@ -52,8 +52,9 @@ def make_optimizer(
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    # one kernel for all, where there is one
-    fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
+    # One kernel for all on a GPU. On a CPU that kernel goes through memory and not by
+    # index: with a gradient that lies transposed it is wrong without a word.
+    fused = all(p.device.type == "cuda" for p in parameters)
     return torch.optim.AdamW(
         [g for g in groups if g["params"]], learning_rate, betas, fused=fused
     )

@@ -6,7 +6,8 @@ Each line is one check: the measured error, the bound that it must keep, the dty
 another computation (plain Python, NumPy, torch, a standard library) or with the digits that the book prints.
 Checks that end in "(wrong)" make a famous mistake on purpose and pass if its error is larger than the bound:
 the mistake shows. Names start with what they belong to: N LayerNorm, P positions, R residual sum,
-F feed-forward, A attention, S fused attention, K the block, O the order of its steps.
+F feed-forward, A attention, S fused attention, K the block, O the order of its steps, M the whole model,
+T training, G sampling, C cost, L what came after GPT-2.
 
 To add a mechanism, write a function that yields its checks into one of the modules of PARTS, and begin its
 name with the id: `n3_axis` yields the checks of N3.
@@ -29,10 +30,18 @@ import numpy as np
 import torch
 
 import minigpt
-from minigpt import array, device, example, verify_attention, verify_block, verify_parts
+from minigpt import (
+    array,
+    device,
+    example,
+    verify_attention,
+    verify_block,
+    verify_model,
+    verify_parts,
+)
 from minigpt.measure import Check, Place, lists
 
-PARTS = (verify_parts, verify_attention, verify_block)
+PARTS = (verify_parts, verify_attention, verify_block, verify_model)
 MECHANISMS: list[Callable[[Place], Iterator[Check]]] = [
     function
     for part in PARTS

@@ -18,7 +18,7 @@ import reference  # noqa: F401  (one thread for torch)
 import test_invariance
 import torch
 
-from minigpt import device, measure, verify, verify_attention, verify_parts
+from minigpt import checkpoint, device, measure, verify, verify_attention, verify_parts
 from minigpt.measure import EXACT, Check, Place
 
 CPU = torch.device("cpu")
@@ -40,17 +40,20 @@ def failures(checks: list[Check]) -> list[str]:
 
 def test_every_check_passes(checks: list[Check]) -> None:
     assert failures(checks) == []
-    assert {check.dtype for check in checks} == {"float64", "float32"}
+    assert {check.dtype for check in checks} == {"float64", "float32", "bfloat16"}
 
 
 def test_names_are_unique_and_short_enough_for_a_line(checks: list[Check]) -> None:
     names = [check.name for check in checks]
     assert len(set(names)) == len(names)
-    assert [name for name in names if not re.fullmatch(r"[NPRFASKO]\d+ \S.*", name) or len(name) >= 80] == []
+    assert [
+        name for name in names if not re.fullmatch(r"[NPRFASKOMTGCL]\d+ \S.*", name) or len(name) >= 80
+    ] == []
 
 
 def test_every_fact_that_can_be_computed_has_a_check(checks: list[Check]) -> None:
     numbers = {"N": 8, "P": 5, "R": 4, "F": 4, "A": 9, "S": 6, "K": 5, "O": 4}
+    numbers |= {"M": 5, "T": 6, "G": 4, "C": 3, "L": 6}
     facts = {f"{part}{number + 1}" for part, count in numbers.items() for number in range(count)}
     assert {check.name.split()[0] for check in checks} == facts
 
@@ -369,6 +372,75 @@ MISTAKES = [
     ("O3", "model", 'norm_order: str = "pre"', 'norm_order: str = "post"'),
     ("O4", "array", "np.where(total == 0, 1, total)", "np.where(total == 0, 1, total[..., :1, :])"),
     ("O4", "model", "mask = mask | ~readable", "mask = mask.tril(T_k - T_q) | ~readable"),
+    ("M1", "model", "x = block(x,", "x = self.h[0](x,"),
+    ("M1", "model", "ignore_index=-1)", "ignore_index=9)"),
+    ("M1", "model", "targets.flatten()", "ids.flatten()"),
+    ("M2", "model", "self.wpe = nn.Embedding(T_max, C)", "self.wpe = nn.Embedding(T_max + 1, C)"),
+    ("M3", "model", "self.lm_head.weight = self.wte.weight", "pass"),
+    ("M3", "model", "logits = self.lm_head(x)", "logits = x @ self.lm_head.weight.detach().T"),
+    ("M4", "model", "nn.init.normal_(module.weight, std=0.02)", "nn.init.normal_(module.weight, std=0.2)"),
+    ("M4", "model", "0.02 / math.sqrt(2 * config.n_layer)", "0.02 / math.sqrt(config.n_layer)"),
+    ("M4", "model", "self.apply(self._init)", "pass"),
+    ("M5", "gpt2", "name: tensor.T if _is_matrix(name) else tensor", "name: tensor"),
+    ("M5", "gpt2", r"(attn|mlp)\.c_\w+\.weight", r"(attn|mlp)\.c_[af]\w+\.weight"),
+    ("M5", "checkpoint", 'activation: str = "gelu_tanh"', 'activation: str = "gelu"'),
+    ("T1", "data", "both[:, 1:]", "both[:, :-1]"),
+    ("T1", "data", "return len(tokens) - block_size", "return len(tokens) - block_size - 1"),
+    ("T1", "data", "starts[:, None] + np.arange", "starts[:, None] + 1 + np.arange"),
+    ("T2", "train", "if p.ndim < 2", "if p.ndim < 1"),
+    ("T2", "train", '"weight_decay": 0.0', '"weight_decay": weight_decay'),
+    ("T2", "train", "betas, fused=fused", "fused=fused"),
+    ("T2", "train", "torch.optim.AdamW([", "torch.optim.Adam(["),
+    ("T2", "train", 'p.device.type == "cuda"', 'p.device.type in ("cpu", "cuda")'),
+    ("T4", "train", "(step + 1) / config.warmup_steps", "step / config.warmup_steps"),
+    ("T4", "train", "math.cos(math.pi * done)", "math.cos(2 * math.pi * done)"),
+    ("T4", "train", "min(1.0, (step", "max(0.0, (step"),
+    ("T5", "train", 'self.optimizer.load_state_dict(state["optimizer"])', "pass"),
+    ("T5", "train", 'self.batches.bit_generator.state = state["batches"]', "pass"),
+    ("T5", "train", '_set_random_state(self.device, state["dropout"][self.world.rank])', "pass"),
+    ("T6", "processes", "self.rank * B, (self.rank + 1) * B", "0, B"),
+    ("G1", "sample", "(below / temperature)", "(below * temperature)"),
+    ("G1", "sample", "stable=True", "stable=True).flip(-1).sort(-1, descending=True"),
+    ("G1", "sample", "before >= top_p * ordered.sum(-1, keepdim=True)", "before >= top_p"),
+    ("G1", "sample", "before = ordered.cumsum(-1) - ordered", "before = ordered.cumsum(-1)"),
+    ("G1", "sample", "ordered[:, kept:] = 0", "ordered[:, kept + 1 :] = 0"),
+    ("G1", "sample", "return logits.argmax(-1, keepdim=True)", "return logits.argmin(-1, keepdim=True)"),
+    ("G1", "sample", "return weights / weights.sum(-1, keepdim=True)", "return weights"),
+    ("G2", "sample", "right=True", "right=False) * 0 + torch.searchsorted(ends, number**2, right=True"),
+    ("G2", "sample", "torch.Generator().manual_seed(seed)", "torch.Generator().manual_seed(0)"),
+    ("G3", "sample", "kept = store if length <= config.block_size else None", "kept = store"),
+    ("G3", "sample", "window = window[:, kept.length :]", "window = window[:, kept.length - 1 :]"),
+    ("G3", "cache", "self.v[:, :, start:end] = v", "self.v[:, :, start:end] = k"),
+    ("G3", "model", "torch.arange(past, past + T", "torch.arange(0, T"),
+    ("G3", "model", "T_q in (1, T_k)", "T_q <= T_k"),
+    ("G4", "cache", "for buffer in (layer.k, layer.v)", "for buffer in (layer.k,)"),
+    ("C1", "model", "self.mlp = MLP(config)", "self.mlp = nn.Sequential(MLP(config), MLP(config))"),
+    ("C2", "model", "return x + update", "return (x + update).exp().log()"),
+    (
+        "L1",
+        "modern",
+        "F.rms_norm(x, self.weight.shape, self.weight, self.eps)",
+        "F.layer_norm(x, self.weight.shape, self.weight, None, self.eps)",
+    ),
+    ("L1", "modern", "self.weight, self.eps)", "self.weight)"),
+    ("L2", "modern", "a * sin + b * cos], dim=-1)\n    if", "b * cos - a * sin], dim=-1)\n    if"),
+    ("L2", "modern", "base ** (-pairs / d)", "base ** (-pairs / (d - 2))"),
+    ("L3", "modern", "view(d // 2, 2).T", "view(2, d // 2).T"),
+    ("L3", "modern", 'if pairing == "half":', 'if pairing != "half":'),
+    ("L4", "modern", "F.silu(self.w_gate(x)) * self.w_up(x)", "F.silu(self.w_up(x)) * self.w_gate(x)"),
+    ("L4", "modern", "F.silu(", "F.gelu("),
+    (
+        "L5",
+        "modern",
+        "x.repeat_interleave(n_head // x.shape[1], dim=1)",
+        "x.repeat(1, n_head // x.shape[1], 1, 1)",
+    ),
+    ("L5", "modern", "k = rotate(k, positions, self.rope_base, self.pairing)", "pass"),
+    ("L6", "modern", "self.project(x, 0 if cache is None else cache.length)", "self.project(x)"),
+    ("L6", "modern", "x = self.norm_f(x[:, -1:] if last else x)", "pass"),
+    ("L6", "modern", "self.attn(self.norm_1(x), cache)", "self.attn(x, cache)"),
+    ("L6", "modern", "c.n_kv_head * c.d", "c.n_head * c.d"),
+    ("L6", "modern", "n_hidden: int = 1536", "n_hidden: int = 2304"),
 ]
 
 
@@ -386,7 +458,7 @@ def test_a_mistake_is_caught(
     altered = types.ModuleType(original.__name__)
     monkeypatch.setitem(sys.modules, original.__name__, altered)  # where dataclasses look it up
     exec(compile(altered_source, original.__file__, "exec"), altered.__dict__)
-    for part in (measure, *verify.PARTS):
+    for part in (measure, checkpoint, *verify.PARTS):
         monkeypatch.setattr(part, module, altered, raising=False)
     tried = [
         mechanism for mechanism in verify.MECHANISMS if mechanism.__name__.startswith(f"{fact.lower()}_")
