@@ -77,8 +77,8 @@ serve: ## serve the built site on 127.0.0.1, PORT=8000
 bench: libraries ## measure the seconds of each step of make book
 	@$(PY) benchmarks/pipeline.py
 
-bench-peers: env ## train and sample beside transformers and LLMs-from-scratch, as ratios (about 15 minutes)
-	@$(PY) benchmarks/peers.py
+bench-peers: env ## train and sample beside transformers and LLMs-from-scratch, as ratios; ARGS=... (20 minutes)
+	@$(PY) benchmarks/peers.py --compile --threads 1 $(ARGS)
 
 wheel: env ## build the wheel of the package minigpt into dist/
 	@rm -rf build dist

@@ -461,6 +461,24 @@ def test_initial_weights_have_the_spread_of_gpt2() -> None:
             assert parameter.std().item() == pytest.approx(std, rel=0.1), name
 
 
+def test_matrices_of_blocks_lie_as_gpt2s_do_through_copies_loads_and_training() -> None:
+    config = GPTConfig(block_size=8, vocab_size=11, n_layer=2, n_head=2, n_embd=8)
+    gpt = MiniGPT(config)
+    loaded = MiniGPT(config)
+    loaded.load_state_dict({name: value.contiguous() for name, value in gpt.state_dict().items()})
+    trained = copy.deepcopy(gpt)
+    loss = trained(torch.zeros(1, 8, dtype=torch.int64), torch.ones(1, 8, dtype=torch.int64))[1]
+    assert loss is not None
+    loss.backward()
+    for found in (gpt, copy.deepcopy(gpt), loaded, trained, MiniGPT(config).double()):
+        matrices = {n: p for n, p in found.h.named_parameters() if p.ndim == 2}
+        assert len(matrices) == 8
+        for name, matrix in matrices.items():
+            assert matrix.stride() == (1, matrix.shape[0]), name  # [out, in], each column in one piece
+            assert matrix.grad is None or matrix.grad.stride() == matrix.stride(), name
+        assert found.wte.weight.is_contiguous() and found.lm_head.weight.is_contiguous()
+
+
 def test_all_parameters_receive_gradients() -> None:
     for order in ("pre", "post"):
         made = gpt(replace(SMALL, norm_order=order))

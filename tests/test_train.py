@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import os
 import random
@@ -66,6 +67,24 @@ def test_only_matrices_decay_and_tied_weights_are_one() -> None:
     assert {id(p) for p in named.values()} == decay.keys() and "lm_head.weight" not in named
     for name, parameter in named.items():
         assert decay[id(parameter)] == (0.5 if re.search(r"(wte|wpe|c_\w+)\.weight$", name) else 0), name
+
+
+def test_an_update_follows_indices_and_not_memory() -> None:
+    start, slope = torch.randn(2, 3, 5, dtype=torch.float64)
+    gains = torch.ones(5, dtype=torch.float64)
+    results = []
+    for turned_parameter, turned_gradient in itertools.product((False, True), repeat=2):
+        model = torch.nn.Linear(5, 3, bias=False, dtype=torch.float64)
+        model.gains = torch.nn.Parameter(gains.clone())
+        model.weight.data = start.T.contiguous().T if turned_parameter else start.clone()
+        optimizer = make_optimizer(model, 0.1, 0.5)
+        for _ in range(3):
+            model.weight.grad = slope.T.contiguous().T if turned_gradient else slope.clone()
+            model.gains.grad = gains.clone()
+            optimizer.step()
+        results.append(model.weight.detach())
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=1e-15)
 
 
 def test_learning_rate_rises_and_falls() -> None:
