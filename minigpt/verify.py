@@ -34,6 +34,7 @@ from minigpt import (
     array,
     device,
     example,
+    files,
     verify_attention,
     verify_block,
     verify_model,
@@ -108,10 +109,6 @@ def to_json(checks: list[Check], where: torch.device) -> str:
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
 def check_writable(path: Path) -> None:
     """ValueError if no file can be written there."""
     try:
@@ -120,23 +117,14 @@ def check_writable(path: Path) -> None:
         elif path.exists() and not os.access(path, os.W_OK):
             reason = "which is write-protected"
         else:
-            _draft(path).write_text("", encoding="utf-8")
-            _draft(path).unlink()
+            files.draft(path).write_text("", encoding="utf-8")
+            files.draft(path).unlink()
             return
     except OSError as problem:
         reason = f"where no file can be made ({problem.strerror})"
     raise ValueError(
         f"--json: got {str(path)!r}, {reason}; expected a file in a folder that takes new files"
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    try:
-        _draft(path).write_text(text, encoding="utf-8")
-        _draft(path).replace(path)
-    finally:
-        _draft(path).unlink(missing_ok=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -166,7 +154,8 @@ def main(arguments: list[str] | None = None) -> int:
     failed = sum(not check.passed for check in checks)
     print(f"{len(checks) - failed} of {len(checks)} checks passed on {where}")
     if path:
-        write_whole(path, to_json(checks, where))
+        with files.written(path) as file:
+            file.write(to_json(checks, where).encode())
     return 1 if failed else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import math
@@ -18,7 +19,7 @@ import reference  # noqa: F401  (one thread for torch)
 import test_invariance
 import torch
 
-from minigpt import checkpoint, device, measure, verify, verify_attention, verify_parts
+from minigpt import checkpoint, device, files, measure, verify, verify_attention, verify_parts
 from minigpt.measure import EXACT, Check, Place
 
 CPU = torch.device("cpu")
@@ -597,14 +598,13 @@ def test_a_record_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "record.json"
     path.write_text("old")
 
-    def half(self: Path, text: str, **kind: str) -> None:
-        with self.open("w") as file:
-            file.write(text[: len(text) // 2])
-        raise OSError("disk full")
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", half)
-    with pytest.raises(OSError, match="disk full"):
-        verify.write_whole(path, "new text")
+    monkeypatch.setattr(verify, "run", lambda where: [Check("N1 x", 0.0)])
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        verify.main(["--device", "cpu", "--json", str(path)])
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
