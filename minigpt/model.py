@@ -30,7 +30,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes and choices of a model; by default the smallest GPT-2, with the exact GELU."""
+    """Sizes and choices of a model; the defaults: the smallest GPT-2, exact GELU."""
 
     block_size: int = 1024  # T_max, rows of the position table
     vocab_size: int = 50257
@@ -55,7 +55,8 @@ class GPTConfig:
                 )
         if self.n_embd % self.n_head != 0:
             raise ValueError(
-                f"n_head: got {self.n_head}, which does not divide n_embd = {self.n_embd}"
+                f"n_head: got {self.n_head}, "
+                f"which does not divide n_embd = {self.n_embd}"
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: got {self.dropout}, expected 0 <= dropout < 1")
@@ -140,24 +141,28 @@ def _check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
     if not same_width or q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
             f"k: got shapes q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; "
-            "q and k must have one width, k and v one number of positions, all three the same leading axes"
+            "q and k must have one width, k and v one number of positions, "
+            "all three the same leading axes"
         )
     if mask is None:
         if q.shape[-2] > k.shape[-2]:
             raise ValueError(
-                f"q: got {q.shape[-2]} queries for {k.shape[-2]} keys; queries are the last of the keys"
+                f"q: got {q.shape[-2]} queries for {k.shape[-2]} keys; "
+                "queries are the last of the keys"
             )
         return
     if mask.dtype is not torch.bool:
         raise TypeError(
-            f"mask: got dtype {mask.dtype}, expected torch.bool, True where a query may read"
+            f"mask: got dtype {mask.dtype}, "
+            "expected torch.bool, True where a query may read"
         )
     shape = (*q.shape[:-1], k.shape[-2])
     lead = zip(reversed(mask.shape[:-2]), reversed(shape[:-2]), strict=False)
     fits = mask.ndim <= len(shape) and mask.shape[-2:] == shape[-2:]
     if not fits or any(got not in (1, want) for got, want in lead):
         raise ValueError(
-            f"mask: got shape {list(mask.shape)}, expected {list(shape)}, leading axes may be 1 or missing"
+            f"mask: got shape {list(mask.shape)}, expected {list(shape)}, "
+            "leading axes may be 1 or missing"
         )
 
 
@@ -180,8 +185,8 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         triangle = torch.ones(T_max, T_max, dtype=torch.bool)
         triangle = triangle.tril().view(1, 1, T_max, T_max)
-        # A buffer moves with the device and is no parameter; not persistent: absent from
-        # checkpoints.
+        # A buffer moves with the device and is no parameter; not persistent: it is
+        # absent from checkpoints.
         self.register_buffer("mask", triangle, persistent=False)
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
@@ -309,6 +314,54 @@ ARRAY_NAMES = {  # parameter of Block -> key of the weights in minigpt.array
 }
 
 
+def check_ids(
+    ids: Tensor,
+    targets: Tensor | None,
+    T_max: int,
+    V: int,
+    past: int = 0,
+    sampling: bool = False,
+) -> None:
+    """Refuse ids that are not [B, T] of 0 to V - 1, or do not fit behind `past` others.
+
+    targets: of the same shape, -1 to V - 1, and none while sampling. TypeError or
+    ValueError, by name.
+    """
+    for name, value, low in (("ids", ids, 0), ("targets", targets, -1)):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name}: got {type(value).__name__}, "
+                "expected a tensor [B, T] of torch.int64"
+            )
+        shape, kind = list(value.shape), value.dtype
+        if len(shape) != 2 or shape[0] < 1 or kind is not torch.int64:
+            expected = "[B, T] of torch.int64"
+            raise TypeError(f"{name}: got shape {shape} of {kind}, expected {expected}")
+        if not 1 <= shape[1] <= T_max:
+            T, limit = shape[1], f"1 to block_size = {T_max}"
+            raise ValueError(f"{name}: got T = {T} positions, expected {limit}")
+        if torch.compiler.is_compiling():
+            continue  # looking at the values would break the graph
+        least, most = (int(bound) for bound in value.aminmax())
+        if least < low or most >= V:
+            bound = f"{low} to {V - 1}"
+            raise ValueError(
+                f"{name}: got values from {least} to {most}, expected {bound}"
+            )
+    if targets is not None and targets.shape != ids.shape:
+        got, due = list(targets.shape), list(ids.shape)
+        raise ValueError(f"targets: got shape {got}, expected {due}, the shape of ids")
+    if past + ids.shape[1] > T_max:
+        T, bound = ids.shape[1], f"{T_max} together at most"
+        raise ValueError(
+            f"ids: got T = {T} after {past} in the cache, expected {bound}"
+        )
+    if targets is not None and sampling:
+        raise ValueError("targets: got some with cache or last, which are for sampling")
+
+
 class MiniGPT(nn.Module):
     """The whole model: ids [B, T] -> logits [B, T, V]."""
 
@@ -350,24 +403,15 @@ class MiniGPT(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """ids [B, T] -> logits [B, T, V]; with targets [B, T], their mean loss as well.
 
-        The loss is the cross-entropy in nats.
-
-        The target of position t is the id at t + 1 of the text. A target of -1 is not counted. With a cache
-        (no targets then), ids are the positions after those in the cache. last: only the last position's
-        logits, [B, 1, V], all that sampling needs.
+        The loss is the cross-entropy in nats. The target of position t is the id at
+        t + 1 of the text; a target of -1 is not counted. With a cache (no targets
+        then), ids are the positions after those in the cache. last: only the logits of
+        the last position, [B, 1, V], all that sampling needs.
         """
-        self._check_ids(ids, targets)
-        past, T = 0 if cache is None else cache.length, ids.shape[1]
-        if past + T > self.config.block_size:
-            bound = f"{self.config.block_size} together at most"
-            raise ValueError(
-                f"ids: got T = {T} after {past} in the cache, expected {bound}"
-            )
-        if targets is not None and (cache is not None or last):
-            raise ValueError(
-                "targets: got some with cache or last, which are for sampling"
-            )
-        positions = torch.arange(past, past + T, device=ids.device)
+        past, c = 0 if cache is None else cache.length, self.config
+        sampling = cache is not None or last
+        check_ids(ids, targets, c.block_size, c.vocab_size, past, sampling)
+        positions = torch.arange(past, past + ids.shape[1], device=ids.device)
         x = self.wte(ids) + self.wpe(positions)  # [B, T, C] + [T, C]
         x = F.dropout(x, self.config.dropout, self.training)
         for i, block in enumerate(self.h):
@@ -380,43 +424,11 @@ class MiniGPT(nn.Module):
         return logits, F.cross_entropy(rows, targets.flatten(), ignore_index=-1)
 
     def count_parameters(self) -> dict[str, int]:
-        """How many numbers are learned in each kind of part; the tied head is wte, and counts once."""
+        """How many numbers each kind of part learns. The tied head counts once, as wte."""
         parts = {"wte": 0, "wpe": 0, "attn": 0, "mlp": 0, "ln_": 0}
         for name, parameter in self.named_parameters():
             parts[next(part for part in parts if part in name)] += parameter.numel()
         return parts
-
-    def _check_ids(self, ids: Tensor, targets: Tensor | None) -> None:
-        T_max, V = self.config.block_size, self.config.vocab_size
-        for name, value, low in (("ids", ids, 0), ("targets", targets, -1)):
-            if value is None:
-                continue
-            if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"{name}: got {type(value).__name__}, expected a tensor [B, T] of torch.int64"
-                )
-            shape, kind = list(value.shape), value.dtype
-            if len(shape) != 2 or shape[0] < 1 or kind is not torch.int64:
-                expected = "[B, T] of torch.int64"
-                raise TypeError(
-                    f"{name}: got shape {shape} of {kind}, expected {expected}"
-                )
-            if not 1 <= shape[1] <= T_max:
-                T, limit = shape[1], f"1 to block_size = {T_max}"
-                raise ValueError(f"{name}: got T = {T} positions, expected {limit}")
-            if torch.compiler.is_compiling():
-                continue  # looking at the values would break the graph
-            least, most = (int(bound) for bound in value.aminmax())
-            if least < low or most >= V:
-                bound = f"{low} to {V - 1}"
-                raise ValueError(
-                    f"{name}: got values from {least} to {most}, expected {bound}"
-                )
-        if targets is not None and targets.shape != ids.shape:
-            got, due = list(targets.shape), list(ids.shape)
-            raise ValueError(
-                f"targets: got shape {got}, expected {due}, the shape of ids"
-            )
 
     def crop(self, block_size: int) -> None:
         """Keep only the first block_size positions, in place."""

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.cache import KVCache, LayerCache
-from minigpt.model import GPTConfig, attend, residual
+from minigpt.model import GPTConfig, attend, check_ids, residual
 
 PAIRINGS = ("half", "interleaved")
 
@@ -277,7 +277,9 @@ class ModernGPT(nn.Module):
         As `MiniGPT.forward`: a target of -1 is not counted; with a cache, ids are the
         positions after those in the cache; last: only the last logits, [B, 1, V].
         """
-        self._check(ids, targets, cache, last)
+        past, c = 0 if cache is None else cache.length, self.config
+        sampling = cache is not None or last
+        check_ids(ids, targets, c.block_size, c.vocab_size, past, sampling)
         x = self.wte(ids)  # [B, T, C]
         for i, block in enumerate(self.h):
             x = block(x, None if cache is None else cache.layers[i])
@@ -288,49 +290,6 @@ class ModernGPT(nn.Module):
         return logits, F.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=-1
         )
-
-    def _check(
-        self, ids: Tensor, targets: Tensor | None, cache: KVCache | None, last: bool
-    ) -> None:
-        T_max, V = self.config.block_size, self.config.vocab_size
-        past = 0 if cache is None else cache.length
-        for name, value, low in (("ids", ids, 0), ("targets", targets, -1)):
-            if value is None:
-                continue
-            if (
-                not isinstance(value, Tensor)
-                or value.ndim != 2
-                or value.dtype is not torch.int64
-            ):
-                what = (
-                    f"shape {list(value.shape)} of {value.dtype}"
-                    if isinstance(value, Tensor)
-                    else value
-                )
-                raise TypeError(
-                    f"{name}: got {what}, expected a tensor [B, T] of torch.int64"
-                )
-            if not 1 <= value.shape[1] <= T_max - past or len(value) < 1:
-                after = f" after {past} in the cache" if past else ""
-                raise ValueError(
-                    f"{name}: got shape {list(value.shape)}{after}, "
-                    f"expected T of 1 to {T_max} in all"
-                )
-            if (
-                not torch.compiler.is_compiling()
-                and not low <= value.min() <= value.max() < V
-            ):
-                got = f"values from {value.min()} to {value.max()}"
-                raise ValueError(f"{name}: got {got}, expected {low} to {V - 1}")
-        if targets is not None and (cache is not None or last):
-            raise ValueError(
-                "targets: got some together with cache or last, which are for sampling"
-            )
-        if targets is not None and targets.shape != ids.shape:
-            raise ValueError(
-                f"targets: got shape {list(targets.shape)}, "
-                f"expected {list(ids.shape)}, the shape of ids"
-            )
 
     def make_cache(self, batch_size: int = 1, length: int | None = None) -> KVCache:
         """An empty cache for texts of up to `length` tokens, block_size by default."""

@@ -412,7 +412,7 @@ MISTAKES = [
     ("G3", "sample", "kept = store if length <= config.block_size else None", "kept = store"),
     ("G3", "sample", "window = window[:, kept.length :]", "window = window[:, kept.length - 1 :]"),
     ("G3", "cache", "self.v[:, :, start:end] = v", "self.v[:, :, start:end] = k"),
-    ("G3", "model", "torch.arange(past, past + T", "torch.arange(0, T"),
+    ("G3", "model", "torch.arange(past, past + ids.shape[1]", "torch.arange(0, ids.shape[1]"),
     ("G3", "model", "T_q in (1, T_k)", "T_q <= T_k"),
     ("G4", "cache", "for buffer in (layer.k, layer.v)", "for buffer in (layer.k,)"),
     ("C1", "model", "self.mlp = MLP(config)", "self.mlp = nn.Sequential(MLP(config), MLP(config))"),
