@@ -227,17 +227,18 @@ def seconds(work: Callable[[], object], where: torch.device, repeat: int = 1) ->
 
 
 def in_turns(works: dict[str, Callable[[], object]], where: torch.device, rounds: int, least: float) -> dict:
-    """Seconds of each piece of work in each round. Each round begins with another one of them."""
+    """Seconds of each piece of work in each round. Each round has an order of its own, since what ran before
+    leaves its mark on caches and on the memory that is free.
+    """
     names = list(works)
-    repeats = dict.fromkeys(names, 1)
+    repeats, order = dict.fromkeys(names, 1), np.random.default_rng(1)
     for name in names if least else []:  # the first run warms up
         once = min(seconds(works[name], where) for _ in range(3))
         repeats[name] = max(1, round(least / once))
     found: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         print(f"\r  round {number + 1} of {rounds}", end="", file=sys.stderr, flush=True)
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in order.permutation(names):
             found[name].append(seconds(works[name], where, repeats[name]))
     print("\r" + " " * 30 + "\r", end="", file=sys.stderr, flush=True)
     return found
@@ -368,7 +369,7 @@ def machine(where: torch.device) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> None:
-    print(f"{results['machine']}\ndtype {results['dtype']}; {results['rounds']} rounds; medians (quartiles)")
+    print(f"{results['machine']}\nmedians (quartiles)")
     last = ""
     for row in results["rows"]:
         head = f"{row['what']}, {row['size']}"
@@ -391,7 +392,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, default=course.BUILD / "peers.json", metavar="FILE")
-    parser.add_argument("--only", choices=("training", "generation"))
+    parser.add_argument("--only", choices=("training", "generation"), help="keep the other rows of FILE")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)  # what a process of its own is asked for
     options = parser.parse_args()
     where = torch.device(options.device)
@@ -405,6 +406,12 @@ def main() -> None:
         return
     found: list[dict[str, Any]] = []
     about = machine(where)
+    about |= {"dtype": "bfloat16, mixed" if options.bfloat16 else "float32", "rounds": options.rounds}
+    before: dict[str, Any] = {"rows": []}
+    if options.only and options.json.is_file():  # what is not measured now stays as it was
+        before = json.loads(options.json.read_text(encoding="utf-8"))
+        if {**before["machine"], "load": 0} != {**about, "load": 0}:
+            raise SystemExit(f"{options.json}: made on another machine or with other settings, left alone")
     for kind, sizes, measure in (("train step", TRAINING, training), ("new token", GENERATION, generation)):
         if options.only not in (None, measure.__name__):
             continue
@@ -414,12 +421,10 @@ def main() -> None:
                 if not row["who"].endswith(("compiled", "no cache")):
                     row["peak_mb"] = memory(kind, row["who"], number, options)
                 found.append(row)
-    results = {
-        "machine": about,
-        "dtype": "bfloat16, mixed" if options.bfloat16 else "float32",
-        "rounds": options.rounds,
-        "rows": found,
-    }
+    measured = {row["what"] for row in found}
+    found += [row for row in before["rows"] if row["what"] not in measured]
+    found.sort(key=lambda row: row["what"], reverse=True)  # training first
+    results = {"machine": about, "rows": found}
     table(results)
     stamp.write(options.json, (json.dumps(results, indent=1) + "\n").encode())
     print(f"\nwritten to {course.short(options.json.resolve())}")

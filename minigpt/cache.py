@@ -35,10 +35,11 @@ class LayerCache:
         self.length = 0  # positions that are filled
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k, v [B, H, T, d] behind the filled positions and return all of them, [B, H, length, d].
+        """Write k, v [B, H, T, d] behind the filled positions; return all of them.
 
-        What comes back are views of the buffers: nothing is copied but the new rows. ValueError for another
-        B, H, d or dtype, for more than T_max positions, and for rows that carry a gradient.
+        What comes back, [B, H, length, d] twice, are views of the buffers: nothing is
+        copied but the new rows. ValueError for another B, H, d or dtype, for more than
+        T_max positions, and for rows that carry a gradient.
         """
         B, H, T_max, d = self.k.shape
         start, end = self.length, self.length + k.shape[2]
@@ -54,7 +55,8 @@ class LayerCache:
                 )
         if end > T_max:
             raise ValueError(
-                f"k: got {end - start} more positions for {start} of {T_max} in the cache"
+                f"k: got {end - start} more positions "
+                f"for {start} of {T_max} in the cache"
             )
         self.k[:, :, start:end] = k
         self.v[:, :, start:end] = v

@@ -171,7 +171,7 @@ class GroupedQueryAttention(nn.Module):
         self.w_o = nn.Linear(H * d, C, bias=False)
 
     def project(self, x: Tensor, past: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, C] -> q [B, H, T, d], k and v [B, G, T, d]. x starts at position past.
+        """x [B, T, C], from position past -> q [B, H, T, d], k and v [B, G, T, d].
 
         Queries and keys are turned by their positions; values are not.
         """

@@ -45,7 +45,9 @@ def probabilities(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Tensor:
-    """What the next token is drawn from: logits [B, V] -> probabilities [B, V], float64, on the CPU.
+    """What the next token is drawn from: logits [B, V] -> probabilities [B, V].
+
+    They are float64, on the CPU.
 
     In this order: softmax(logits / temperature), where 0 means all on the largest
     logit; only the top_k largest; of these, the fewest of the largest that hold at
@@ -165,7 +167,9 @@ def stream(
 def next_logits(
     model: nn.Module, text: Tensor, start: int, cache: bool
 ) -> Iterator[tuple[int, Tensor]]:
-    """For each length from start to T - 1: the logits [B, V] after the first `length` ids of text [B, T].
+    """The logits [B, V] after the first `length` ids of text [B, T].
+
+    For each length from start to T - 1.
 
     The caller fills in id `length` of the text before it asks for the next.
     """

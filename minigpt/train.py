@@ -61,7 +61,7 @@ def make_optimizer(
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The learning rate of a step, counted from 0: a straight rise, then half a cosine down."""
+    """The learning rate of a step, from 0: a straight rise, then half a cosine down."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     falling = max(1, config.steps - config.warmup_steps)
@@ -115,7 +115,9 @@ class Trainer:
         return len(self.losses)
 
     def step(self) -> float:
-        """One batch: loss, gradient, update; returns the loss. FloatingPointError if that is not finite."""
+        """One batch: loss, gradient, update. Returns the loss; FloatingPointError if it,
+        or the gradient, is not finite.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.done, self.config)
         self.forward.train()
@@ -132,8 +134,8 @@ class Trainer:
         ).item()
         if not math.isfinite(value + norm):
             raise FloatingPointError(
-                f"step {self.done}: got a loss of {value} with a gradient of norm {norm}; "
-                "try a smaller learning_rate"
+                f"step {self.done}: got a loss of {value} with a gradient "
+                f"of norm {norm}; try a smaller learning_rate"
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
