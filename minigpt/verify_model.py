@@ -107,7 +107,7 @@ def m2_parameters(place: Place) -> Iterator[Check]:
             EXACT,
         )
     yield Check(
-        "M2 parameters of the smallest GPT-2, from 124,439,808",
+        "M2 parameters of the smallest GPT-2, from the known number",
         error(counts[-1], 124_439_808),
         EXACT,
     )
@@ -394,18 +394,17 @@ def distribution(
 def g1_filters(place: Place) -> Iterator[Check]:
     logits = [1.5, -0.5, 1.5, 0.25, -2.0, 3.0, 0.0]  # two are equal
     row = place.tensor([logits])
-    for temperature, top_k, top_p in (
-        (1.0, None, None),
-        (0.5, None, None),
-        (2.0, 2, None),
-        (1.0, None, 0.8),
-        (1.0, 3, 0.8),
-        (1.0, 99, 1.0),
+    for name, temperature, top_k, top_p in (
+        ("no filter", 1.0, None, None),
+        ("half the temperature", 0.5, None, None),
+        ("twice the temperature, top_k", 2.0, 2, None),
+        ("top_p", 1.0, None, 0.8),
+        ("top_k, then top_p", 1.0, 3, 0.8),
+        ("filters that keep everything", 1.0, 99, 1.0),
     ):
         got = sample.probabilities(row, temperature, top_k, top_p)
         due = distribution(logits, temperature, top_k, top_p)
-        setting = f"temperature {temperature}, top_k {top_k}, top_p {top_p}"
-        yield place.check(f"G1 {setting}, against plain Python", error(got, [due]))
+        yield place.check(f"G1 {name}, against plain Python", error(got, [due]))
     got = sample.choose(row, 0.0)
     yield place.check("G1 temperature 0 takes the largest", error(got, [[5]]), EXACT)
     cold = sample.probabilities(row, 0.01)
@@ -423,7 +422,7 @@ def g2_draw(place: Place) -> Iterator[Check]:
     rows = torch.tensor(shares, dtype=torch.float64).expand(20_000, 5)
     ids = sample.draw(rows, generator).flatten()
     got = np.bincount(ids, minlength=5) / len(ids)
-    yield Check("G2 shares of 20,000 draws", error(got, shares), SAMPLING)
+    yield Check("G2 shares of many draws", error(got, shares), SAMPLING)
     yield Check("G2 draws of a token whose share is 0", int((ids == 1).sum()), EXACT)
     gpt, text = place.gpt(), place.whole(IDS)
     first, again, other = (sample.generate(gpt, text, 9, seed=s) for s in (3, 3, 4))
@@ -518,7 +517,7 @@ def c3_sixteen_bits(place: Place) -> Iterator[Check]:
         weight = weight + 0.001
     off = error(weight.float(), 1.0)
     yield Check(
-        "C3 a weight in bfloat16 after 1,000 small updates", off, EXACT, "bfloat16"
+        "C3 a weight in bfloat16 after a thousand small updates", off, EXACT, "bfloat16"
     )
     off = error(weight.float(), 2.0)
     yield Check(
@@ -601,7 +600,7 @@ def l2_rotary(place: Place) -> Iterator[Check]:
     off = error(rotate(q).norm(dim=-1), np.linalg.norm(q, axis=-1))
     yield place.check("L2 the length of each row stays", off)
     scores = [rotate(q, shift) @ rotate(k, shift).T for shift in (0, 1000)]
-    yield place.check("L2 scores, all positions moved by 1,000", error(*scores))
+    yield place.check("L2 scores, all positions moved by a thousand", error(*scores))
     off = error(rotate(q, 1) @ rotate(k).T, scores[0])
     yield place.wrong("L2 only the queries moved, by 1", off)
     table = rng.normal(size=(T + 1, d))  # added, as GPT-2 does
@@ -692,4 +691,4 @@ def l6_modern(place: Place) -> Iterator[Check]:
     with torch.device("meta"):
         smol = modern.ModernGPT(modern.ModernConfig())
     off = error(sum(smol.count_parameters().values()), 134_515_008)
-    yield Check("L6 parameters of SmolLM2-135M, from 134,515,008", off, EXACT)
+    yield Check("L6 parameters of SmolLM2-135M, from the known number", off, EXACT)
