@@ -17,7 +17,7 @@ from tools import course, labels, mechanisms, myst, setup_cell, twin
 from tools.record import first_line
 
 IGNORE = "nbval-ignore-output"
-TAGS = frozenset({*setup_cell.TAGS, "hide-output", "hide-cell", "full-width", IGNORE})
+TAGS = frozenset({*setup_cell.TAGS, "hide-output", "hide-cell", "nowrap", IGNORE})
 SAID = "not compared"  # the words by which a cell says so to the reader
 PRINTING = frozenset({"show", "agree", "show_error", "print", "display", "check"})
 NOT_COMPARED = frozenset({"image/png", "image/jpeg", "application/vnd.jupyter.widget-view+json"})
